@@ -1,0 +1,10 @@
+"""Offline evaluation of the joint law of multivariate discounted returns (KE-DRL) on Dask and Zarr."""
+
+from kedrl_dask import policies, solvers
+from kedrl_dask._version import __version__
+from kedrl_dask.kernels import Matern
+from kedrl_dask.model import KEDRL
+from kedrl_dask.ratio import ULSIF
+from kedrl_dask.transitions import TransitionStore
+
+__all__ = ["KEDRL", "ULSIF", "Matern", "TransitionStore", "__version__", "policies", "solvers"]

@@ -1,0 +1,1 @@
+"""Datasets with a known truth, and adapters to public ones."""

@@ -1,0 +1,377 @@
+"""The paper's simulation study: a linear-Gaussian system, six pairs of policies, and data from them.
+
+The true law of the return under each target policy is in :mod:`kedrl_dask.datasets.truth`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.kernels import Matern
+from kedrl_dask.policies import Gaussian, LocationScale, Logistic, Policy, Uniform
+from kedrl_dask.transitions import TransitionStore
+
+__all__ = [
+    "DISCOUNT",
+    "PAIRS",
+    "PAPER_SYSTEM",
+    "TEST_POINTS_UNIFORM_GAUSSIAN",
+    "LinearGaussianSystem",
+    "Pair",
+    "PaperSettings",
+    "simulate",
+    "write",
+]
+
+Array = npt.NDArray[Any]
+
+DISCOUNT = 0.7
+"""Discount factor γ of the study (``tab:sim_shared_params``)."""
+
+# Episodes are simulated in whole blocks, each from its own generator, so that an episode is the same
+# however many are asked for, and memory is that of one block.
+_BLOCK_EPISODES = 1_000
+
+
+@dataclass(frozen=True, eq=False)
+class LinearGaussianSystem:
+    """s' = W_s[s; a] + b_s + ε_s and r = W_r[s; a] + b_r + ε_r, with independent Gaussian noises.
+
+    The paper's text transposes the weights; with its numbers only the form used here has the right
+    dimensions.
+
+    Parameters
+    ----------
+    state_weights : (p, p + q) array
+        W_s.
+    state_bias : (p,) array
+        b_s.
+    reward_weights : (d, p + q) array
+        W_r.
+    reward_bias : (d,) array
+        b_r.
+    state_cov : (p, p) array
+        Covariance Σ_s of ε_s.
+    reward_cov : (d, d) array
+        Covariance Σ_r of ε_r.
+    """
+
+    state_weights: Array
+    state_bias: Array
+    reward_weights: Array
+    reward_bias: Array
+    state_cov: Array
+    reward_cov: Array
+
+    def __post_init__(self) -> None:
+        """Take the arrays as float64, lock them, and check that their shapes agree."""
+        for field in fields(self):
+            value = np.array(getattr(self, field.name), dtype=np.float64)
+            value.flags.writeable = False
+            object.__setattr__(self, field.name, value)
+        p, d = self.state_bias.size, self.reward_bias.size
+        columns = self.state_weights.shape[-1]
+        expected = {
+            "state_weights": (p, columns),
+            "state_bias": (p,),
+            "reward_weights": (d, columns),
+            "reward_bias": (d,),
+            "state_cov": (p, p),
+            "reward_cov": (d, d),
+        }
+        for name, shape in expected.items():
+            found = getattr(self, name).shape
+            if found != shape or columns <= p:
+                raise ValueError(
+                    f"LinearGaussianSystem: {name} has shape {found}, expected {shape} with more than "
+                    f"{p} columns of weights: biases fix the dimensions, weights act on [state; action]"
+                )
+
+    @property
+    def state_dim(self) -> int:
+        """Dimension p of the state."""
+        return self.state_weights.shape[0]
+
+    @property
+    def action_dim(self) -> int:
+        """Dimension q of the action."""
+        return self.state_weights.shape[1] - self.state_weights.shape[0]
+
+    @property
+    def reward_dim(self) -> int:
+        """Dimension d of the reward."""
+        return self.reward_weights.shape[0]
+
+    def step(self, state: Array, action: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Rewards (n, d) and next states (n, p) of one step from states (n, p) and actions (n, q)."""
+        pair = np.concatenate([state, action], axis=1)
+        reward = pair @ self.reward_weights.T + self.reward_bias
+        following = pair @ self.state_weights.T + self.state_bias
+        reward += rng.standard_normal(reward.shape) @ self._reward_root.T
+        following += rng.standard_normal(following.shape) @ self._state_root.T
+        return reward, following
+
+    @cached_property
+    def _state_root(self) -> Array:
+        return covariance_root(self.state_cov)
+
+    @cached_property
+    def _reward_root(self) -> Array:
+        return covariance_root(self.reward_cov)
+
+
+def covariance_root(covariance: Array) -> Array:
+    """Symmetric square root of a covariance matrix, which may be singular."""
+    values, vectors = np.linalg.eigh(covariance)
+    if values[0] < -1e-10 * max(values[-1], 0.0) or not np.allclose(covariance, covariance.T):
+        raise ValueError(
+            f"a covariance must be symmetric without negative eigenvalues, got {covariance.tolist()}"
+        )
+    return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
+@dataclass(frozen=True)
+class PaperSettings:
+    """Estimation settings of one pair (``tab:sim_pair_params`` and the text below it)."""
+
+    n_basis: int
+    n_features: int
+    ridge_gamma: float
+    ridge_b: float
+    length_scale: float
+    sigma: float
+    n_iterations: int
+    batch_size: int
+    mass_penalty: float
+    learning_rate: float
+    weight_decay: float
+
+    @property
+    def kernel(self) -> Matern:
+        """The one Matérn kernel, ν = 5.5, that serves inputs and returns of the pair."""
+        return Matern(nu=5.5, length_scale=self.length_scale, sigma=self.sigma)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Behaviour policy that generates the data, target policy to evaluate, the paper's settings."""
+
+    behavior: LocationScale
+    target: LocationScale
+    settings: PaperSettings
+
+
+PAPER_SYSTEM = LinearGaussianSystem(
+    state_weights=np.array(
+        [
+            [0.4, -0.2, 0.1, 0.5, 0.3, -0.1],
+            [0.03, 0.3, -0.2, 0.15, 0.5, 0.1],
+            [0.15, -0.05, 0.2, 0.6, 0.5, -0.2],
+            [0.2, 0.05, -0.1, 0.3, -0.15, 0.2],
+            [0.1, -0.3, 0.25, -0.2, 0.4, 0.15],
+        ]
+    ),
+    state_bias=np.zeros(5),
+    reward_weights=np.array(
+        [
+            [0.02, 0.1, -0.5, 0.3, -0.1, 0.2],
+            [0.1, -0.3, 0.2, 0.25, -0.2, 0.4],
+            [0.15, 0.1, -0.1, 0.35, 0.1, -0.05],
+        ]
+    ),
+    reward_bias=np.zeros(3),
+    state_cov=np.array(
+        [
+            [0.1, 0.05, 0.02, 0.01, 0.03],
+            [0.05, 0.2, 0.03, 0.02, 0.04],
+            [0.02, 0.03, 0.3, 0.05, 0.01],
+            [0.01, 0.02, 0.05, 0.25, 0.02],
+            [0.03, 0.04, 0.01, 0.02, 0.35],
+        ]
+    ),
+    reward_cov=np.array([[0.2, 0.01, 0.03], [0.01, 0.25, 0.02], [0.03, 0.02, 0.3]]),
+)
+"""The system of the study (``app:sim_setting``): p = 5, q = 1, d = 3."""
+
+
+def _uniform(weights: tuple[float, ...], lower: float, upper: float) -> Uniform:
+    """Uniform policy from the table's offsets ε_L and ε_U of the end points."""
+    return Uniform(weights, bias=(lower + upper) / 2, half_width=(upper - lower) / 2)
+
+
+# tab:policy_params. The slope is that of the behaviour policy: the two policies of a pair share it.
+_GAUSSIAN_SLOPE = (0.12, -0.08, 0.12, -0.35, 0.04)
+_LOGISTIC_SLOPE = (0.05, -0.12, 0.18, -0.40, -0.03)
+_UNIFORM_GAUSSIAN_SLOPE = (0.10, -0.10, 0.15, -0.45, 0.00)
+_UNIFORM_LOGISTIC_SLOPE = (0.08, -0.12, 0.16, -0.42, -0.02)
+_GAUSSIAN_BEHAVIOR = Gaussian(_GAUSSIAN_SLOPE, bias=0.02, scale=np.exp(-1.60))
+_LOGISTIC_BEHAVIOR = Logistic(_LOGISTIC_SLOPE, bias=0.03, scale=np.exp(-1.80))
+
+PAIRS: dict[str, Pair] = {
+    "gaussian-uniform": Pair(
+        _GAUSSIAN_BEHAVIOR,
+        _uniform(_GAUSSIAN_SLOPE, -0.16, 0.20),
+        PaperSettings(320, 1024, 0.0020, 0.004, 1.80, 1.00, 7000, 256, 4.0, 2e-4, 5e-5),
+    ),
+    "gaussian-logistic": Pair(
+        _GAUSSIAN_BEHAVIOR,
+        Logistic(_GAUSSIAN_SLOPE, bias=0.02, scale=np.exp(-2.80)),
+        PaperSettings(320, 1024, 0.0025, 0.006, 1.65, 0.95, 7000, 256, 3.5, 2e-4, 5e-5),
+    ),
+    "logistic-uniform": Pair(
+        _LOGISTIC_BEHAVIOR,
+        _uniform(_LOGISTIC_SLOPE, -0.15, 0.21),
+        PaperSettings(260, 768, 0.0040, 0.014, 1.35, 0.85, 6000, 200, 2.0, 2.5e-4, 5e-5),
+    ),
+    "logistic-gaussian": Pair(
+        _LOGISTIC_BEHAVIOR,
+        Gaussian(_LOGISTIC_SLOPE, bias=0.03, scale=np.exp(-2.70)),
+        PaperSettings(280, 768, 0.0040, 0.016, 1.50, 0.90, 6500, 200, 2.5, 2.5e-4, 5e-5),
+    ),
+    "uniform-gaussian": Pair(
+        _uniform(_UNIFORM_GAUSSIAN_SLOPE, -0.725, 0.775),
+        Gaussian(_UNIFORM_GAUSSIAN_SLOPE, bias=0.025, scale=np.exp(-2.60)),
+        PaperSettings(250, 768, 0.0030, 0.012, 1.25, 0.85, 5500, 150, 1.5, 3e-4, 5e-5),
+    ),
+    "uniform-logistic": Pair(
+        _uniform(_UNIFORM_LOGISTIC_SLOPE, -0.72, 0.78),
+        Logistic(_UNIFORM_LOGISTIC_SLOPE, bias=0.03, scale=np.exp(-2.80)),
+        PaperSettings(220, 640, 0.0040, 0.018, 1.20, 0.80, 5000, 150, 1.4, 3e-4, 8e-5),
+    ),
+}
+"""The six "behaviour-target" pairs (``tab:policy_params``, ``tab:sim_pair_params``)."""
+
+_TEST_POINTS = np.array(
+    [
+        [0.600, -0.800, 0.700, -0.500, 0.900, 0.500],
+        [0.000, 0.000, 0.000, 0.000, 0.000, 0.025],
+        [0.200, -0.200, 0.100, -0.100, 0.300, 0.125],
+        [-0.200, -0.100, 0.100, -0.200, 0.200, 0.120],
+        [-0.721, -0.913, -0.086, 0.336, -0.259, -0.081],
+        [-1.163, -0.894, -1.316, 0.837, -0.713, -0.676],
+        [0.882, 1.198, 1.529, -0.260, -0.374, 0.373],
+        [-0.586, -0.498, 0.889, -0.430, 0.146, 0.354],
+        [-0.499, 0.292, -0.105, 0.418, -0.157, -0.292],
+        [-0.364, -0.034, -0.313, -0.376, 1.669, 0.153],
+    ]
+)
+TEST_POINTS_UNIFORM_GAUSSIAN = (_TEST_POINTS[:, :5], _TEST_POINTS[:, 5:])
+"""States (10, 5) and actions (10, 1) of ``tab:test_target_points_UG``."""
+
+
+def simulate(
+    policy: Pair | Policy,
+    n_episodes: int = 300,
+    n_steps: int = 50,
+    burn_in: int = 100,
+    seed: int = 0,
+    system: LinearGaussianSystem = PAPER_SYSTEM,
+) -> dict[str, Array]:
+    """Episodes under a policy, as the arrays that ``TransitionStore.from_arrays`` takes.
+
+    An episode depends on ``seed`` and its own number only: more episodes or more steps extend the data.
+
+    Parameters
+    ----------
+    policy : Pair or Policy
+        The policy that acts; of a pair, the behaviour policy.
+    n_episodes, n_steps : int
+        Episodes, and recorded time points of each.
+    burn_in : int
+        Steps taken from an N(0, I) initial state before recording.
+    seed : int
+        Non-negative seed.
+    system : LinearGaussianSystem
+        The system to act on.
+
+    Returns
+    -------
+    dict
+        ``state`` (rows, p), ``action`` (rows, q), ``reward`` (rows, d), ``episode`` and ``step`` (rows,),
+        with n_episodes·n_steps rows ordered by episode and step.
+    """
+    acting = _acting_policy(policy, burn_in, system)
+    if min(n_episodes, n_steps) < 1:
+        raise ValueError(f"nothing to simulate: n_episodes={n_episodes}, n_steps={n_steps}")
+    blocks = list(_blocks(acting, n_episodes, n_steps, burn_in, seed, system))
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def write(
+    path: str | PathLike[str],
+    policy: Pair | Policy,
+    n_transitions: int = 14_700,
+    n_steps: int = 50,
+    burn_in: int = 100,
+    seed: int = 0,
+    system: LinearGaussianSystem = PAPER_SYSTEM,
+) -> TransitionStore:
+    """Simulate into a store, block by block: memory does not grow with ``n_transitions``.
+
+    The data are those of :func:`simulate`. An episode of ``n_steps`` rows has ``n_steps`` − 1 transitions
+    (N = n(T − 1)); the last episode is cut short if that is what gives ``n_transitions`` in all.
+    """
+    if n_transitions < 1 or n_steps < 2:
+        raise ValueError(
+            f"a transition takes two steps, got n_transitions={n_transitions}, n_steps={n_steps}"
+        )
+    acting = _acting_policy(policy, burn_in, system)
+    n_episodes = -(-n_transitions // (n_steps - 1))
+    rows_left = n_transitions + n_episodes
+    dims = {"state_dim": system.state_dim, "action_dim": system.action_dim, "reward_dim": system.reward_dim}
+    with TransitionStore.writer(path, **dims) as writer:
+        for block in _blocks(acting, n_episodes, n_steps, burn_in, seed, system):
+            writer.append(**{name: values[:rows_left] for name, values in block.items()})
+            rows_left -= len(block["step"])
+    return TransitionStore.open(path)
+
+
+def _acting_policy(policy: Pair | Policy, burn_in: int, system: LinearGaussianSystem) -> Policy:
+    """Policy that generates the data, once it is known that it can."""
+    if burn_in < 0:
+        raise ValueError(f"burn_in must be at least 0, got {burn_in}")
+    acting: Policy = policy.behavior if isinstance(policy, Pair) else policy
+    if acting.action_dim not in (None, system.action_dim):
+        raise ValueError(f"policy has {acting.action_dim} action coordinates, the system {system.action_dim}")
+    return acting
+
+
+def _blocks(
+    policy: Policy,
+    n_episodes: int,
+    n_steps: int,
+    burn_in: int,
+    seed: int,
+    system: LinearGaussianSystem,
+) -> Iterator[dict[str, Array]]:
+    """Rows of up to _BLOCK_EPISODES episodes at a time, ordered by episode and step."""
+    for block, first in enumerate(range(0, n_episodes, _BLOCK_EPISODES)):
+        kept = min(_BLOCK_EPISODES, n_episodes - first)
+        rows = _simulate_block(policy, n_steps, burn_in, np.random.default_rng([seed, block]), system)
+        rows = {name: values[:kept].reshape(kept * n_steps, -1) for name, values in rows.items()}
+        rows["episode"] = np.repeat(np.arange(first, first + kept), n_steps)
+        rows["step"] = np.tile(np.arange(n_steps), kept)
+        yield rows
+
+
+def _simulate_block(
+    policy: Policy, n_steps: int, burn_in: int, rng: np.random.Generator, system: LinearGaussianSystem
+) -> dict[str, Array]:
+    """State, action and reward of one whole block of episodes, (_BLOCK_EPISODES, n_steps, ·) each."""
+    dims = {"state": system.state_dim, "action": system.action_dim, "reward": system.reward_dim}
+    rows = {name: np.empty((_BLOCK_EPISODES, n_steps, dim)) for name, dim in dims.items()}
+    state = rng.standard_normal((_BLOCK_EPISODES, system.state_dim))
+    for step in range(-burn_in, n_steps):
+        action = policy.sample(state, rng)
+        reward, following = system.step(state, action, rng)
+        if step >= 0:
+            rows["state"][:, step], rows["action"][:, step], rows["reward"][:, step] = state, action, reward
+        state = following
+    return rows

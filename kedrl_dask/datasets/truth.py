@@ -1,0 +1,270 @@
+"""True law of the return in a linear-Gaussian system, in closed form and by simulation.
+
+For a linear location-scale policy with constant scale the return from (s, a) is a mean that is linear in
+(s, a), plus a Gaussian vector, plus Σ_{t≥1} γ^t C n_t with the policy's noise n_t: its characteristic
+function is a product, and its mean embedding an integral of that over the kernel's spectral measure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.datasets.simulation import DISCOUNT, PAPER_SYSTEM, LinearGaussianSystem, covariance_root
+from kedrl_dask.kernels import Matern
+from kedrl_dask.noise import Noise
+from kedrl_dask.policies import LocationScale, Policy
+from kedrl_dask.spectral import frequencies as spectral_frequencies
+
+__all__ = ["ReturnLaw", "embedding_errors", "evaluation_grid", "monte_carlo_returns", "return_law"]
+
+Array = npt.NDArray[Any]
+
+# Rewards beyond this share of the first one are below what any comparison resolves.
+_NEGLIGIBLE = 1e-8
+# Below this argument a characteristic function is that of a Gaussian to about 1e-12.
+_SMALL_ARGUMENT = 1e-3
+# Rows of the evaluation grid whose cosines are held at once.
+_BLOCK_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class ReturnLaw:
+    """Law of Z(x) = mean(x) + G + Σ_{t≥1} γ^t C n_t at n points x, with G ~ N(0, gaussian_cov).
+
+    Attributes
+    ----------
+    mean : (n, d) array
+        E Z(x) at each point.
+    gaussian_cov : (d, d) array
+        Covariance of the Gaussian part.
+    noise_loading : (d, q) array
+        C, the effect on the return of one unit of the policy's standard noise, scale included.
+    noise : Noise
+        Law of each coordinate of the independent n_t.
+    discount : float
+        γ.
+    """
+
+    mean: Array
+    gaussian_cov: Array
+    noise_loading: Array
+    noise: Noise
+    discount: float
+
+    @property
+    def covariance(self) -> Array:
+        """Covariance (d, d) of the return, the same at every point: Σ_G + γ²/(1 − γ²)·Var(n)·CCᵀ."""
+        tail = self.discount**2 / (1 - self.discount**2)
+        return self.gaussian_cov + tail * self.noise.variance * self.noise_loading @ self.noise_loading.T
+
+    def characteristic_function(self, frequencies: Array) -> Array:
+        """E exp(i w·Z(x)) for each point and each row w of ``frequencies`` (Q, d), complex (n, Q)."""
+        frequencies = np.atleast_2d(frequencies)
+        return np.exp(1j * self.mean @ frequencies.T) * self.centred_characteristic_function(frequencies)
+
+    def centred_characteristic_function(self, frequencies: Array) -> Array:
+        """exp(−wᵀΣ_G w/2)·Π_{t≥1} Π_k φ(γ^t (wᵀC)_k), real (Q,): that of Z − E Z, by symmetry.
+
+        The factors are multiplied until their arguments are small; from there on they are Gaussian, and
+        their product is exp(−Var(n)·Σ_k u_k²/(2(1 − γ²))) with u the first argument left out.
+        """
+        values = np.exp(-0.5 * np.einsum("qi,ij,qj->q", frequencies, self.gaussian_cov, frequencies))
+        argument = self.discount * frequencies @ self.noise_loading
+        while np.abs(argument).max(initial=0.0) > _SMALL_ARGUMENT:
+            values *= self.noise.characteristic_function(argument).prod(axis=1)
+            argument *= self.discount
+        tail = (argument**2).sum(axis=1) / (1 - self.discount**2)
+        return values * np.exp(-0.5 * self.noise.variance * tail)
+
+    def sample(self, size: int, rng: np.random.Generator) -> Array:
+        """Independent draws (n, size, d) of the return at each point."""
+        n, d = self.mean.shape
+        draws = rng.standard_normal((n, size, d)) @ covariance_root(self.gaussian_cov)
+        for t in range(1, _horizon(self.discount)):
+            noise = self.noise.sample((n, size, self.noise_loading.shape[1]), rng)
+            draws += self.discount**t * (noise @ self.noise_loading.T)
+        return draws + self.mean[:, None, :]
+
+    def embed(self, at: Array, kernel: Matern, n_frequencies: int = 2**14) -> Array:
+        """True mean embedding E k(Z(x), z) at each point x and each z, shape (n, g).
+
+        k(z, z') = σ² E cos(w·(z − z')) over the spectral measure of the kernel, hence
+        E k(Z(x), z) = σ² E_w[φ₀(w)·cos(w·(mean(x) − z))] with φ₀ the centred characteristic function;
+        the mean over w is taken on quasi-Monte Carlo frequencies.
+
+        Parameters
+        ----------
+        at : (g, d) or (n, g, d) array
+            Where to evaluate: one set of points z for all x, or one for each.
+        kernel : Matern
+            The return kernel.
+        n_frequencies : int
+            Number of quadrature nodes, a power of two for balance.
+        """
+        n, d = self.mean.shape
+        at = np.asarray(at, dtype=np.float64)
+        if at.ndim not in (2, 3) or at.shape[-1] != d or (at.ndim == 3 and len(at) != n):
+            raise ValueError(f"embed: at has shape {at.shape}, expected (g, {d}) or ({n}, g, {d})")
+        nodes = spectral_frequencies(kernel, d, n_frequencies)
+        weights = kernel.sigma**2 / len(nodes) * self.centred_characteristic_function(nodes)
+        grids = np.broadcast_to(at, (n, *at.shape[-2:]))
+        values = np.empty(grids.shape[:2])
+        for point, grid in enumerate(grids):
+            for start in range(0, len(grid), _BLOCK_ROWS):
+                rows = slice(start, start + _BLOCK_ROWS)
+                values[point, rows] = np.cos((grid[rows] - self.mean[point]) @ nodes.T) @ weights
+        return values
+
+
+def return_law(
+    state: Array,
+    action: Array,
+    policy: Policy,
+    discount: float = DISCOUNT,
+    system: LinearGaussianSystem = PAPER_SYSTEM,
+) -> ReturnLaw:
+    """Law of Z(s, a) = Σ_{t≥0} γ^t r_t when ``policy`` acts from t = 1 on, in closed form.
+
+    With W_s = [A_s, B_s], W_r = [A_r, B_r] and actions a = Θᵀs + b + n, let M = A_s + B_sΘᵀ,
+    P = (A_r + B_rΘᵀ)(I − γM)⁻¹ and c = B_r + γPB_s. Summing the two recursions,
+
+    Z = (W_r + γPW_s)x + (b_r + γPb_s)/(1 − γ) + γcb/(1 − γ) + Σ_{t≥0} γ^t(ε_r + γPε_s)_t + Σ_{t≥1} γ^t c n_t.
+
+    Parameters
+    ----------
+    state, action : (n, p) and (n, q) arrays
+        The points x.
+    policy : LocationScale
+        The target policy; its scale must not depend on the state.
+    discount : float
+        γ in [0, 1).
+    system : LinearGaussianSystem
+        The system.
+    """
+    state, action = _checked_points(state, action, discount, system)
+    if not isinstance(policy, LocationScale) or policy.scale_weights is not None:
+        raise ValueError(
+            f"return_law has no closed form for {policy!r}: it takes a Gaussian, Uniform or Logistic policy "
+            "with constant scale; use monte_carlo_returns for any other"
+        )
+    p = system.state_dim
+    a_s, b_s = np.hsplit(system.state_weights, [p])
+    a_r, b_r = np.hsplit(system.reward_weights, [p])
+    closed_loop = a_s + b_s @ policy.weights.T
+    radius = discount * np.abs(np.linalg.eigvals(closed_loop)).max()
+    if radius >= 1:
+        raise ValueError(f"the discounted return diverges: γ times the spectral radius is {radius:.3g} ≥ 1")
+    # γP, the effect on the discounted return of the state at the next step.
+    future = (
+        discount * np.linalg.solve((np.eye(p) - discount * closed_loop).T, (a_r + b_r @ policy.weights.T).T).T
+    )
+    loading = b_r + future @ b_s
+    constant = system.reward_bias + future @ system.state_bias + discount * loading @ policy.bias
+    mean = np.concatenate([state, action], axis=1) @ (system.reward_weights + future @ system.state_weights).T
+    return ReturnLaw(
+        mean=mean + constant / (1 - discount),
+        gaussian_cov=(system.reward_cov + future @ system.state_cov @ future.T) / (1 - discount**2),
+        noise_loading=loading * policy.scale,
+        noise=policy.noise,
+        discount=discount,
+    )
+
+
+def monte_carlo_returns(
+    state: Array,
+    action: Array,
+    policy: Policy,
+    discount: float = DISCOUNT,
+    n_trajectories: int = 10_000,
+    horizon: int | None = None,
+    seed: int = 0,
+    system: LinearGaussianSystem = PAPER_SYSTEM,
+) -> Array:
+    """Discounted returns (n, n_trajectories, d) of simulated trajectories from each point, for any policy.
+
+    ``horizon`` is the number of rewards summed; by default, until γ^t is below 1e-8.
+    """
+    state, action = _checked_points(state, action, discount, system)
+    rng = np.random.default_rng(seed)
+    now, act = np.repeat(state, n_trajectories, axis=0), np.repeat(action, n_trajectories, axis=0)
+    returns = np.zeros((len(now), system.reward_dim))
+    for t in range(_horizon(discount) if horizon is None else horizon):
+        if t > 0:
+            act = policy.sample(now, rng)
+        reward, now = system.step(now, act, rng)
+        returns += discount**t * reward
+    return returns.reshape(len(state), n_trajectories, -1)
+
+
+def evaluation_grid(
+    returns: ReturnLaw | Array, n: int = 100, n_samples: int = 10_000, seed: int = 0
+) -> Array:
+    """Evaluation points (n_points, n, d): returns equally spaced in the rank of their first coordinate.
+
+    Parameters
+    ----------
+    returns : ReturnLaw or (n_points, size, d) array
+        Where the returns come from: ``n_samples`` draws of a law, or simulated ones.
+    n : int
+        Number of evaluation points.
+    n_samples, seed : int
+        Number and seed of the draws, when a law is given.
+    """
+    if isinstance(returns, ReturnLaw):
+        returns = returns.sample(n_samples, np.random.default_rng(seed))
+    size = returns.shape[1]
+    if n > size:
+        raise ValueError(f"evaluation_grid: {n} points asked of {size} returns; draw at least {n}")
+    ranks = np.linspace(0, size - 1, n).round().astype(np.intp)
+    chosen = np.argsort(returns[:, :, 0], axis=1, kind="stable")[:, ranks]
+    return np.take_along_axis(returns, chosen[:, :, None], axis=1)
+
+
+def embedding_errors(estimate: Array, truth: Array) -> dict[str, Array]:
+    """Bias, RMSE and MAE over each point's evaluation grid (``app:mc-repeat-target``).
+
+    Parameters
+    ----------
+    estimate, truth : (n, g) arrays
+        Values of the estimated and of the true embedding.
+
+    Returns
+    -------
+    dict
+        ``bias``, ``rmse`` and ``mae``, each (n,).
+    """
+    estimate, truth = np.asarray(estimate, dtype=np.float64), np.asarray(truth, dtype=np.float64)
+    if estimate.shape != truth.shape or truth.ndim != 2:
+        raise ValueError(
+            f"embedding_errors: shapes {estimate.shape} and {truth.shape}, expected the same (n, g)"
+        )
+    error = estimate - truth
+    return {
+        "bias": error.mean(axis=1),
+        "rmse": np.sqrt((error**2).mean(axis=1)),
+        "mae": np.abs(error).mean(axis=1),
+    }
+
+
+def _horizon(discount: float) -> int:
+    """Smallest t ≥ 1 with γ^t below what matters."""
+    return 1 if discount == 0 else max(1, ceil(log(_NEGLIGIBLE) / log(discount)))
+
+
+def _checked_points(
+    state: Array, action: Array, discount: float, system: LinearGaussianSystem
+) -> tuple[Array, Array]:
+    state, action = np.asarray(state, dtype=np.float64), np.asarray(action, dtype=np.float64)
+    expected = ((len(state), system.state_dim), (len(state), system.action_dim))
+    if (state.shape, action.shape) != expected:
+        raise ValueError(
+            f"state and action have shapes {state.shape} and {action.shape}, expected {expected}"
+        )
+    if not 0 <= discount < 1:
+        raise ValueError(f"discount must be in [0, 1), got {discount!r}")
+    return state, action

@@ -1,0 +1,123 @@
+"""Plain numbers that tell whether a fit can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask import grid as grids
+from kedrl_dask.fitting import Fit
+from kedrl_dask.policies import Policy
+from kedrl_dask.spectral import kernel_error
+from kedrl_dask.transitions import TransitionStore
+from kedrl_dask.tuning import RIDGES
+
+if TYPE_CHECKING:
+    from kedrl_dask.model import KEDRL
+
+__all__ = ["diagnose"]
+
+Array = npt.NDArray[Any]
+
+#: Inputs (s', a' ~ π) at which the fitted map is looked at; no conditioning point is among them.
+N_HELD_OUT = 1_000
+
+
+def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
+    """Everything worth knowing about a fit, as numbers, strings and lists that JSON can hold."""
+    design, solution = fit.design, fit.solution
+    seed = model.random_state
+    return {
+        "sizes": {
+            "transitions": store.n_transitions,
+            "episodes": store.n_episodes,
+            "terminal": store.n_terminal,
+            "state_dim": store.state_dim,
+            "action_dim": store.action_dim,
+            "reward_dim": store.reward_dim,
+            "atoms": len(design.grid),
+            "basis": len(design.basis),
+            "landmarks": len(design.features.landmarks),
+            "rank": design.features.rank,
+            "features": len(design.frequencies),
+            "conditioning": len(fit.gamma_mass),
+        },
+        "data": store.fingerprint,
+        "policy": repr(policy),
+        "input_kernel": design.features.kernel.to_dict(),
+        "return_kernel": design.return_kernel.to_dict(),
+        "ridge_gamma": fit.ridge_gamma,
+        "ridge_b": fit.ridge_b,
+        "tuning": _tuning(fit),
+        "grid": asdict(
+            grids.coverage(
+                design.grid, design.sample.reward, model.discount, design.return_kernel, random_state=seed
+            )
+        ),
+        "nystrom_residual": design.features.residual(design.sample.inputs[:N_HELD_OUT]),
+        "feature_error": kernel_error(design.return_kernel, design.grid, design.frequencies),
+        "gamma_mass": _spread(fit.gamma_mass),
+        "ratio": _ratio(fit),
+        "held_out": _held_out(model, fit, store, policy),
+        "solver": {
+            "result": solution.result.name.lower(),
+            "meaning": solution.result.value,
+            "criterion": solution.value,
+            "certificate": solution.certificate,
+            "iterations": solution.n_iterations,
+            "products": solution.n_products,
+        },
+    }
+
+
+def _spread(values: Array) -> dict[str, float]:
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+
+
+def _tuning(fit: Fit) -> dict[str, Any]:
+    """What was tried for the automatic settings, and its cross-validated error."""
+    tuning, out = fit.design.tuning, {}
+    if tuning is not None:
+        out["input_kernel"] = {
+            "length_scales": tuning.length_scales.tolist(),
+            "ridges": tuning.ridges.tolist(),
+            "errors": tuning.errors.tolist(),
+        }
+    if fit.ridge_errors is not None:
+        out["ridge_gamma"] = {"ridges": list(RIDGES), "errors": fit.ridge_errors.tolist()}
+    return out
+
+
+def _ratio(fit: Fit) -> dict[str, float] | None:
+    """Effective sample size of η̂ as a fraction of the transitions, its range and its ridge."""
+    if fit.ratio is None:
+        return None
+    scalar = fit.sums.scalar
+    total, square = scalar[:, 2].sum(), scalar[:, 3].sum()
+    return {
+        "effective_sample_size": float(total**2 / square / fit.sums.count),
+        "mean": float(total / fit.sums.count),
+        "min": float(scalar[:, 4].min()),
+        "max": float(scalar[:, 5].max()),
+        "ridge": fit.ratio.ridge,
+        "centers": len(fit.ratio.centers),
+    }
+
+
+def _held_out(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
+    """Bellman risk, coefficient mass and negative mass at successor states with target actions."""
+    rng = np.random.default_rng([model.random_state, 7])
+    sample = fit.design.sample
+    rows = np.sort(rng.permutation(len(sample))[:N_HELD_OUT])
+    state = sample.next_state[rows]
+    inputs = np.hstack([state, policy.sample(state, rng)])
+    risk, weights = model._bellman_risk(inputs), model._weights(inputs)
+    return {
+        "inputs": len(state),
+        "bellman_risk": float(risk.mean()),
+        "coefficient_mass": _spread(weights.sum(axis=1)),
+        "negative_mass": _spread(-np.minimum(weights, 0).sum(axis=1)),
+    }

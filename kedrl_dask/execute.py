@@ -1,0 +1,200 @@
+"""Running chunk functions: in threads of this process, or on a Dask cluster. The only module that knows Dask.
+
+A chunk function takes an item (a row range, a path) and shared values and returns arrays. An executor
+moves it. Results always come back in the order of the items, so sums do not depend on which worker
+finished first.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import cache
+from typing import Any
+from uuid import uuid4
+
+from dask.system import CPU_COUNT
+from distributed import Client, Future, as_completed
+from threadpoolctl import ThreadpoolController, threadpool_limits
+
+__all__ = ["DistributedExecutor", "Executor", "ThreadExecutor", "default_executor"]
+
+Advance = Callable[[], None]
+
+#: Pieces in which large shared values travel; Dask warns about tasks that carry more than 10 MB.
+PIECE_BYTES = 8 * 2**20
+#: How often a task that failed or lost its worker is tried again.
+RETRIES = 3
+
+
+class Executor(ABC):
+    """Moves chunk functions to where they run."""
+
+    @property
+    @abstractmethod
+    def n_threads(self) -> int:
+        """Number of chunk functions that run at once."""
+
+    @abstractmethod
+    def share(self, value: Any) -> Any:
+        """Make a value available to all chunk functions; pass the handle as a shared argument."""
+
+    @abstractmethod
+    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
+        """Compute ``function(item, *shared)`` and leave each result where it is; returns handles."""
+
+    @abstractmethod
+    def map(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """Results of ``function(item, *shared)`` in the order of ``items``, which may be handles."""
+
+
+class ThreadExecutor(Executor):
+    """Threads of this process, one BLAS thread each.
+
+    Parameters
+    ----------
+    n_threads : int, optional
+        The cores that this process may use, unless given.
+    """
+
+    def __init__(self, n_threads: int | None = None) -> None:
+        self._n_threads = n_threads or CPU_COUNT
+
+    @property
+    def n_threads(self) -> int:
+        """Number of threads."""
+        return self._n_threads
+
+    def share(self, value: Any) -> Any:
+        """Return the value: all threads see it."""
+        return value
+
+    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
+        """Results, in this process."""
+        return self.map(function, items, *shared)
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """Run on a pool of threads; the first error cancels what has not started."""
+        # Threads times BLAS threads would overload the cores; and a product split over another
+        # number of threads may differ in its last digit.
+        with threadpool_limits(limits=1), ThreadPoolExecutor(self._n_threads) as pool:
+            futures = [pool.submit(function, item, *shared) for item in items]
+            try:
+                if advance is not None:
+                    for future in futures:
+                        future.add_done_callback(lambda _: advance())
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                failed = [future for future in done if future.exception() is not None]
+                return [future.result() for future in failed or futures]
+            finally:
+                for future in futures:
+                    future.cancel()
+
+
+class DistributedExecutor(Executor):
+    """A Dask cluster, through its client.
+
+    Workers must reach the paths of the stores. Handles are futures; Dask recomputes what a lost worker
+    held.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._run = uuid4().hex[:12]
+        self._count = 0
+        self._driver = (socket.gethostname(), os.getpid())
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of all workers; at least one, as workers may yet arrive."""
+        return max(1, sum(self._client.nthreads().values()))
+
+    def _key(self, name: str) -> str:
+        self._count += 1
+        return f"kedrl-{name}-{self._run}-{self._count}"
+
+    def share(self, value: Any) -> Any:
+        """Turn the value into a task that returns it: unlike scattered data it outlives its worker."""
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        key = self._key("share")
+        pieces = [
+            self._client.submit(bytes, data[start : start + PIECE_BYTES], key=f"{key}-{start}", pure=False)
+            for start in range(0, len(data), PIECE_BYTES)
+        ]
+        return self._client.submit(_join, pieces, key=key, pure=False, retries=RETRIES)
+
+    def _submit(
+        self, function: Callable[..., Any], items: Sequence[Any], shared: tuple[Any, ...]
+    ) -> list[Future]:
+        key = self._key(function.__name__)
+        return [
+            self._client.submit(
+                _call, function, self._driver, item, *shared, key=f"{key}-{i}", pure=False, retries=RETRIES
+            )
+            for i, item in enumerate(items)
+        ]
+
+    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
+        """Futures of the results; each stays on the worker that computed it."""
+        return self._submit(function, items, shared)
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """Submit one task per item and gather the results in order."""
+        # Workers in this very process, as LocalCluster(processes=False) has, share its BLAS.
+        with threadpool_limits(limits=1):
+            futures = self._submit(function, items, shared)
+            try:
+                if advance is not None:
+                    for _ in as_completed(futures):
+                        advance()
+                return list(self._client.gather(futures))
+            except BaseException:
+                self._client.cancel(futures)
+                raise
+
+
+def _join(pieces: Sequence[bytes]) -> Any:
+    return pickle.loads(b"".join(pieces))
+
+
+def _call(function: Callable[..., Any], driver: tuple[str, int], *arguments: Any) -> Any:
+    """Run a chunk function on a worker with one BLAS thread."""
+    if driver != (socket.gethostname(), os.getpid()):
+        _use_one_blas_thread()
+    return function(*arguments)
+
+
+@cache
+def _use_one_blas_thread() -> None:
+    """Once per worker process; under a nanny the environment has done it already."""
+    ThreadpoolController().limit(limits=1)
+
+
+def default_executor() -> Executor:
+    """The active :class:`distributed.Client` if there is one, else threads in this process."""
+    try:
+        return DistributedExecutor(Client.current())
+    except ValueError:
+        return ThreadExecutor()

@@ -1,0 +1,313 @@
+"""The estimator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from kedrl_dask import persist
+from kedrl_dask.criterion import ReturnSpace, bellman_residual
+from kedrl_dask.diagnostics import diagnose
+from kedrl_dask.execute import Executor, default_executor
+from kedrl_dask.fitting import run_fit, workspace
+from kedrl_dask.kernels import Matern
+from kedrl_dask.plan import even_ranges
+from kedrl_dask.policies import Policy
+from kedrl_dask.progress import Reporter
+from kedrl_dask.ratio import ULSIF
+from kedrl_dask.settings import Settings
+from kedrl_dask.solvers import Solver
+from kedrl_dask.spectral import Method
+from kedrl_dask.transitions import TransitionStore
+
+__all__ = ["KEDRL"]
+
+Array = npt.NDArray[Any]
+
+#: Inputs evaluated at a time.
+ROWS = 4_096
+
+
+class KEDRL(BaseEstimator):
+    """Kernel embedding of the law of the multivariate discounted return under a target policy.
+
+    Fits the coefficients B of ω(x) = Bᵀk_L(x), so that μ̂(x) = Σ_i ω_i(x) k_Z(z_i, ·) satisfies the
+    distributional Bellman equation in the norm of the return kernel's RKHS (eq:global_B_objective). The
+    coefficients are signed; they are not probabilities.
+
+    Parameters
+    ----------
+    discount : float
+        γ, between 0 and 1.
+    construction : {"separated"}
+        Reward and continuation are averaged separately given x, which is right when they are uncorrelated
+        given x (ass:reward_continuation_separation).
+    continuation : {"sampled", "ratio"}
+        Average over actions of the target policy at the logged successor state; or the paper's weighting
+        of logged successors by an estimated density ratio.
+    solver : {"pcg", "lbfgs", "adamw"} or solver object
+        The exact minimiser; the one for ``negative_penalty > 0``; the paper's. Objects of
+        :mod:`kedrl_dask.solvers` carry settings.
+    input_kernel : "auto" or Matern
+        Kernel on state-action inputs. "auto" chooses one length per coordinate by cross-validation.
+    return_kernel : "auto" or Matern
+        Kernel on returns, which defines the embedding. "auto" takes median distances of returns.
+    n_atoms, n_basis, n_landmarks, n_features : int
+        m, L, s and Q: atoms of the return grid, rows of B, Nyström landmarks, spectral frequencies.
+    n_conditioning : int or None
+        M, the number of transitions at whose inputs the Bellman equation is enforced, drawn at random.
+        None takes all, at most 20,000.
+    ridge_gamma : "auto" or float
+        λ_Γ of the conditional weights; "auto" cross-validates over blocks of episodes.
+    ridge_b : "auto" or float
+        λ_B on the RKHS norm of the coefficient functions.
+    mass_penalty, negative_penalty : float
+        λ_mass and λ_neg.
+    grid : (m, d) array or None
+        Return atoms, if they are not to be found from the data.
+    grid_expansion : float
+        c_exp: how far extreme atoms move out.
+    reward_bounds : (low, high) or None
+        Bounds of each reward coordinate; the grid then fills the Bellman-invariant box.
+    n_draws : "auto" or int
+        Actions of the target policy per successor state.
+    ratio : ULSIF or None
+        Settings of the density ratio, for ``continuation="ratio"``.
+    spectral : {"qmc", "orthogonal", "iid"}
+        How frequencies are drawn.
+    points : {"kmeans", "random"}
+        How landmarks and basis are chosen.
+    landmark_threshold : float
+        Eigenvalues of the landmark Gram matrix kept, relative to the largest.
+    n_blocks : int
+        Blocks of whole episodes by which sums are kept.
+    chunk_points : int
+        Conditioning points per task.
+    random_state : int
+        Seed of everything random.
+
+    Attributes
+    ----------
+    coefficients_ : (L, m) array
+        B.
+    grid_, basis_ : arrays
+        Return atoms (m, d) and state-action basis (L, p + q).
+    solution_ : Solution
+        How the solver ended, with its certificate.
+    diagnostics_ : dict
+        Plain numbers about every stage.
+    input_kernel_, return_kernel_, ridge_gamma_, ridge_b_
+        The settings used.
+    """
+
+    def __init__(
+        self,
+        discount: float,
+        *,
+        construction: Literal["separated"] = "separated",
+        continuation: Literal["sampled", "ratio"] = "sampled",
+        solver: str | Solver = "pcg",
+        input_kernel: Matern | Literal["auto"] = "auto",
+        return_kernel: Matern | Literal["auto"] = "auto",
+        n_atoms: int = 100,
+        n_basis: int = 250,
+        n_landmarks: int = 500,
+        n_features: int = 256,
+        n_conditioning: int | None = None,
+        ridge_gamma: float | Literal["auto"] = "auto",
+        ridge_b: float | Literal["auto"] = "auto",
+        mass_penalty: float = 1.0,
+        negative_penalty: float = 0.0,
+        grid: npt.ArrayLike | None = None,
+        grid_expansion: float = 1.2,
+        reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        n_draws: int | Literal["auto"] = "auto",
+        ratio: ULSIF | None = None,
+        spectral: Method = "qmc",
+        points: Literal["kmeans", "random"] = "kmeans",
+        landmark_threshold: float = 1e-8,
+        n_blocks: int = 40,
+        chunk_points: int = 2_048,
+        random_state: int = 0,
+    ) -> None:
+        self.discount = discount
+        self.construction = construction
+        self.continuation = continuation
+        self.solver = solver
+        self.input_kernel = input_kernel
+        self.return_kernel = return_kernel
+        self.n_atoms = n_atoms
+        self.n_basis = n_basis
+        self.n_landmarks = n_landmarks
+        self.n_features = n_features
+        self.n_conditioning = n_conditioning
+        self.ridge_gamma = ridge_gamma
+        self.ridge_b = ridge_b
+        self.mass_penalty = mass_penalty
+        self.negative_penalty = negative_penalty
+        self.grid = grid
+        self.grid_expansion = grid_expansion
+        self.reward_bounds = reward_bounds
+        self.n_draws = n_draws
+        self.ratio = ratio
+        self.spectral = spectral
+        self.points = points
+        self.landmark_threshold = landmark_threshold
+        self.n_blocks = n_blocks
+        self.chunk_points = chunk_points
+        self.random_state = random_state
+
+    def fit(
+        self,
+        store: TransitionStore | str | Path,
+        policy: Policy,
+        *,
+        executor: Executor | None = None,
+        run: str | Path | None = None,
+        progress: Literal["auto", "bars", "log", "none"] = "auto",
+    ) -> KEDRL:
+        """Estimate the embedding of the return under ``policy``.
+
+        Parameters
+        ----------
+        store : TransitionStore or path
+            The logged transitions.
+        policy : Policy
+            The target policy.
+        executor : Executor, optional
+            Where chunk functions run: unless given, the active :class:`distributed.Client`, or threads of
+            this process if there is none.
+        run : path, optional
+            Directory for block sums and conditioning points, which are then kept. All workers must
+            reach it.
+        progress : {"auto", "bars", "log", "none"}
+            Bars on a terminal or in a notebook, log lines elsewhere.
+
+        Returns
+        -------
+        self
+        """
+        settings = Settings(**self.get_params(deep=False))
+        if not isinstance(store, TransitionStore):
+            store = TransitionStore.open(store)
+        settings.check_data(store.state_dim, store.action_dim, store.reward_dim)
+        _check_policy(policy, store)
+        reporter = Reporter(progress)
+        with workspace(store, run) as path:
+            fit = run_fit(settings, store, policy, executor or default_executor(), path, reporter)
+        self.solution_ = fit.solution
+        self.coefficients_ = fit.solution.coefficients
+        self.grid_, self.basis_ = fit.design.grid, fit.design.basis
+        self.frequencies_ = fit.design.frequencies
+        self.operators_ = fit.operators
+        self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.design.return_kernel
+        self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
+        with reporter.stage("diagnostics"):
+            self.diagnostics_ = diagnose(self, fit, store, policy)
+        self.diagnostics_["seconds"] = dict(reporter.seconds)
+        return self
+
+    def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+        """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
+        return self._weights(self._inputs(state, action))
+
+    def _weights(self, inputs: Array) -> Array:
+        return self._by_rows(inputs, lambda x: self.input_kernel_(x, self.basis_) @ self.coefficients_)
+
+    def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Array:
+        """Values μ̂(x)(z) of the fitted embedding (eq:final_embedding_prediction).
+
+        Parameters
+        ----------
+        state, action : (n, p) and (n, q) arrays
+        at : (g, d) or (n, g, d) array
+            Return points z, common to all inputs or for each its own.
+
+        Returns
+        -------
+        (n, g) array
+        """
+        weights = self.weights(state, action)
+        at = np.asarray(at, dtype=np.float64)
+        dim = self.grid_.shape[1]
+        if at.ndim not in (2, 3) or at.shape[-1] != dim or (at.ndim == 3 and len(at) != len(weights)):
+            raise ValueError(
+                f"embed: at has shape {at.shape}, expected (g, {dim}), or ({len(weights)}, g, {dim}) "
+                "for own points at each input"
+            )
+        if at.ndim == 2:
+            return weights @ self.return_kernel_(self.grid_, at)
+        return np.stack([w @ self.return_kernel_(self.grid_, z) for w, z in zip(weights, at, strict=True)])
+
+    def bellman_risk(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+        """Squared projected Bellman residual (eq:generalization_metric) at each input; (n,).
+
+        The operators are those of the training transitions. The risk says how well the fitted map
+        satisfies the projected Bellman equation: it is neither a policy value nor a bound on a distance
+        between laws.
+        """
+        return self._bellman_risk(self._inputs(state, action))
+
+    def _bellman_risk(self, inputs: Array) -> Array:
+        space = self.return_space_
+        return self._by_rows(
+            inputs, lambda x: bellman_residual(self.operators_(x)[0], space, self.coefficients_)
+        )
+
+    @property
+    def return_space_(self) -> ReturnSpace:
+        """Features of the grid and of the discounted grid."""
+        return ReturnSpace.build(self.grid_, self.frequencies_, self.discount, self.return_kernel_)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model as a Zarr store (no pickle) at a new path."""
+        check_is_fitted(self)
+        persist.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> KEDRL:
+        """Read a model written by :meth:`save`."""
+        return persist.load(cls, path)
+
+    def _inputs(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+        """Check and join state and action."""
+        check_is_fitted(self)
+        dims = self.diagnostics_["sizes"]
+        arrays = []
+        for name, given in (("state", state), ("action", action)):
+            array, dim = np.asarray(given, dtype=np.float64), dims[f"{name}_dim"]
+            if array.ndim != 2 or array.shape[1] != dim:
+                raise ValueError(f"{name} has shape {array.shape}, expected (n, {dim}): one row per input")
+            bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+            if bad.size:
+                raise ValueError(f"{name}, row {bad[0]}: {array[bad[0]].tolist()} is not finite")
+            arrays.append(array)
+        if len(arrays[0]) != len(arrays[1]):
+            raise ValueError(f"state has {len(arrays[0])} rows and action {len(arrays[1])}; they must agree")
+        return np.hstack(arrays)
+
+    def _by_rows(self, inputs: Array, function: Any) -> Array:
+        if len(inputs) == 0:
+            return function(inputs)
+        return np.concatenate([function(inputs[a:b]) for a, b in even_ranges(len(inputs), ROWS)])
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there are coefficients."""
+        return hasattr(self, "coefficients_")
+
+
+def _check_policy(policy: Policy, store: TransitionStore) -> None:
+    """Draw one action at a logged state, so that a policy that cannot be used fails before the passes."""
+    if not isinstance(policy, Policy):
+        raise ValueError(f"fit: policy must be one of kedrl_dask.policies, got {type(policy).__name__}")
+    state = store.transitions(0, min(64, store.n_rows)).inputs[:8, : store.state_dim]
+    action = policy.sample(state, np.random.default_rng(0))
+    if action.shape != (len(state), store.action_dim):
+        raise ValueError(
+            f"fit: the policy returns {action.shape[1]} action columns, the store has {store.action_dim}"
+        )

@@ -1,0 +1,121 @@
+"""Writing and reading fitted models: arrays as Zarr, everything else as JSON attributes, nothing pickled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kedrl_dask.kernels import Matern
+from kedrl_dask.nystrom import NystromFeatures
+from kedrl_dask.operators import ConditionalOperators
+from kedrl_dask.ratio import ULSIF
+from kedrl_dask.schema import MODEL, MODEL_TERMINAL
+from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
+from kedrl_dask.store import ArrayStore, StoreError
+
+if TYPE_CHECKING:
+    from kedrl_dask.model import KEDRL
+
+__all__ = ["load", "save"]
+
+KIND = "kedrl model"
+
+_CLASSES = {cls.__name__: cls for cls in (Matern, ULSIF, PCG, LBFGS, AdamW)}
+
+
+def save(model: KEDRL, path: str | Path) -> None:
+    """Write a fitted model at a new path."""
+    operators, solution = model.operators_, model.solution_
+    arrays = {
+        "coefficients": model.coefficients_,
+        "grid": model.grid_,
+        "basis": model.basis_,
+        "frequencies": model.frequencies_,
+        "landmarks": operators.features.landmarks,
+        "whitening": operators.features.whitening,
+        "continuation": operators.continuation,
+        "reward": operators.reward,
+        "mass": operators.mass,
+        "history": np.array(solution.history, dtype=np.float64).reshape(-1, len(Record._fields)),
+    }
+    specs = list(MODEL)
+    if operators.terminal is not None:
+        arrays["terminal"] = operators.terminal
+        specs.append(MODEL_TERMINAL)
+    sizes = {
+        dim: size for spec in specs for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True)
+    }
+    attributes = {
+        "complete": False,
+        "parameters": {name: _to_json(value) for name, value in model.get_params(deep=False).items()},
+        "input_kernel": _to_json(model.input_kernel_),
+        "return_kernel": _to_json(model.return_kernel_),
+        "ridge_gamma": model.ridge_gamma_,
+        "ridge_b": model.ridge_b_,
+        "solution": {
+            "result": solution.result.name,
+            "value": solution.value,
+            "certificate": solution.certificate,
+            "n_iterations": solution.n_iterations,
+            "n_products": solution.n_products,
+        },
+        "diagnostics": model.diagnostics_,
+    }
+    store = ArrayStore.create(path, KIND, specs, sizes, {}, attributes)
+    for spec in specs:
+        store.write(spec.name, 0, arrays[spec.name])
+    store.update_attributes(complete=True)
+    store.finish()
+
+
+def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
+    """Read a model back."""
+    store = ArrayStore.open(path, KIND, specs=MODEL)
+    attributes = store.attributes
+    if not attributes.get("complete"):
+        raise StoreError(f"{path}: the model was not written to its end; save it again")
+    read = store.read
+    model = cls(**{name: _from_json(value) for name, value in attributes["parameters"].items()})
+    model.input_kernel_ = _from_json(attributes["input_kernel"])
+    model.return_kernel_ = _from_json(attributes["return_kernel"])
+    model.ridge_gamma_, model.ridge_b_ = attributes["ridge_gamma"], attributes["ridge_b"]
+    model.grid_, model.basis_, model.frequencies_ = read("grid"), read("basis"), read("frequencies")
+    model.coefficients_ = read("coefficients")
+    features = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
+    terminal = read("terminal") if "terminal" in store.names else None
+    model.operators_ = ConditionalOperators(
+        features, model.basis_, read("continuation"), read("reward"), terminal, read("mass")
+    )
+    history = tuple(Record(int(row[0]), *row[1:].tolist()) for row in read("history"))
+    summary = dict(attributes["solution"])
+    model.solution_ = Solution(model.coefficients_, Result[summary.pop("result")], history=history, **summary)
+    model.diagnostics_ = attributes["diagnostics"]
+    return model
+
+
+def _to_json(value: Any) -> Any:
+    """A parameter as JSON; objects of the package by their class and fields."""
+    if type(value).__name__ in _CLASSES:
+        fields = {name: _to_json(part) for name, part in vars(value).items()}
+        return {"class": type(value).__name__, **fields}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_to_json(part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"save: cannot write {value!r} without pickling; use one of the package's own classes")
+
+
+def _from_json(value: Any) -> Any:
+    """Inverse of :func:`_to_json`; sequences come back as tuples."""
+    if isinstance(value, dict):
+        fields = {name: _from_json(part) for name, part in value.items() if name != "class"}
+        return _CLASSES[value["class"]](**fields)
+    if isinstance(value, list):
+        return tuple(_from_json(part) for part in value)
+    return value

@@ -1,0 +1,98 @@
+"""Progress for people: bars on a terminal or in a notebook, log lines elsewhere; and stage times."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+__all__ = ["Reporter"]
+
+logger = logging.getLogger("kedrl_dask")
+
+#: Called with the amount done and a short remark.
+Advance = Callable[..., None]
+#: Seconds between the log lines of one stage.
+LOG_INTERVAL = 10.0
+
+
+class Reporter:
+    """Shows the stages of a computation as they run, and remembers how long each took.
+
+    Parameters
+    ----------
+    show : {"auto", "bars", "log", "none"}
+        "auto" draws bars when standard error is a terminal or in a notebook, and otherwise writes log
+        lines to the logger ``kedrl_dask`` at level INFO.
+
+    Attributes
+    ----------
+    seconds : dict
+        Wall time of each stage so far, by name.
+    """
+
+    def __init__(self, show: Literal["auto", "bars", "log", "none"] = "auto") -> None:
+        if show not in ("auto", "bars", "log", "none"):
+            raise ValueError(f"progress must be 'auto', 'bars', 'log' or 'none', got {show!r}")
+        self.seconds: dict[str, float] = {}
+        console = Console(stderr=True)
+        can_draw = console.is_jupyter or (sys.stderr is not None and sys.stderr.isatty())
+        self._show = ("bars" if can_draw else "log") if show == "auto" else show
+        self._console = console
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Advance]:
+        """Run the body as a stage; it is given ``advance(amount=1, remark="")``."""
+        start = time.perf_counter()
+        body = {"bars": self._bar, "log": self._log, "none": self._silence}[self._show]
+        with body(name, total) as advance:
+            yield advance
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def _bar(self, name: str, total: int | None) -> Iterator[Advance]:
+        columns = (
+            TextColumn("{task.description:<28}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total}" if total else ""),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[remark]}"),
+        )
+        with Progress(*columns, console=self._console) as bars:
+            task = bars.add_task(name, total=total, remark="")
+
+            def advance(amount: int = 1, remark: str = "") -> None:
+                bars.update(task, advance=amount, remark=remark)
+
+            yield advance
+            done = bars.tasks[0].completed
+            # A stage that ended early, as a solver does, is full; one without steps has none to count.
+            bars.update(task, total=done or 1, completed=done or 1)
+
+    @contextmanager
+    def _log(self, name: str, total: int | None) -> Iterator[Advance]:
+        start = last = time.perf_counter()
+        done = 0
+
+        def advance(amount: int = 1, remark: str = "") -> None:
+            nonlocal last, done
+            done += amount
+            now = time.perf_counter()
+            if now - last >= LOG_INTERVAL:
+                last = now
+                of = f" of {total}" if total else ""
+                logger.info("%s: %d%s after %.0f s %s", name, done, of, now - start, remark)
+
+        logger.info("%s", name)
+        yield advance
+        logger.info("%s: done in %.1f s", name, time.perf_counter() - start)
+
+    @contextmanager
+    def _silence(self, name: str, total: int | None) -> Iterator[Advance]:
+        yield lambda amount=1, remark="": None

@@ -1,0 +1,96 @@
+"""Every array that the package stores, declared once: name, dimensions, dtype, meaning.
+
+``store`` creates arrays from these declarations and checks existing ones against them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TRANSITIONS", "TRANSITION_DIGESTS", "ArraySpec"]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Declaration of one stored array.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array in its Zarr group.
+    dims : tuple of str
+        Names of its dimensions; arrays of one group that name the same dimension agree in its size.
+    dtype : str
+        NumPy name of its element type.
+    meaning : str
+        One sentence, stored as an attribute of the array.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str
+    meaning: str
+
+
+# One row per recorded time point, sorted by (episode, step): the successor of a row is the next row.
+TRANSITIONS: tuple[ArraySpec, ...] = (
+    ArraySpec("state", ("row", "state_dim"), "float64", "state at the recorded time"),
+    ArraySpec("action", ("row", "action_dim"), "float64", "action taken in that state"),
+    ArraySpec("reward", ("row", "reward_dim"), "float64", "reward vector received for that action"),
+    ArraySpec("episode", ("row",), "int64", "number of the episode; rows never decrease in it"),
+    ArraySpec("step", ("row",), "int64", "time within the episode; rises by one from row to row"),
+    ArraySpec("terminated", ("row",), "bool", "the episode ends here and nothing follows (not truncation)"),
+)
+
+# Only of full chunks: the digests of a last, partial chunk change with the next append, so they are
+# committed together with the number of rows, in the attributes of the group.
+TRANSITION_DIGESTS = ArraySpec(
+    "chunk_digest",
+    ("chunk", "stored_array", "digest_byte"),
+    "uint8",
+    "sha256 of each full chunk of rows, for state, action, reward, episode, step, terminated in turn",
+)
+
+# What the streaming pass leaves: sums over blocks of whole episodes. Any weighting of the episodes that is
+# constant on blocks (folds, bootstrap, leaving out, adding) is a weighted sum of these.
+BLOCK_SUMS: tuple[ArraySpec, ...] = (
+    ArraySpec("gram", ("block", "rank", "rank_again"), "float64", "sum of psi psi^T"),
+    ArraySpec("mass", ("block", "rank"), "float64", "sum of psi"),
+    ArraySpec("reward", ("block", "rank", "wave"), "float64", "sum of psi exp(iWr)^T, as [real | imaginary]"),
+    ArraySpec("reward_sum", ("block", "wave"), "float64", "sum of exp(iWr), as [real | imaginary]"),
+    ArraySpec("terminal", ("block", "rank", "wave"), "float64", "sum of psi exp(iWr)^T over terminal rows"),
+    ArraySpec("continuation", ("block", "rank", "basis"), "float64", "sum of psi kappa^T"),
+    ArraySpec("continuation_sum", ("block", "basis"), "float64", "sum of kappa"),
+    ArraySpec("scalar", ("block", "scalar_name"), "float64",
+              "number of transitions, sum of |kappa|^2, sum of eta, sum of eta^2, least and largest eta"),
+)  # fmt: skip
+
+# What the criterion needs of the conditioning points.
+CONDITIONING: tuple[ArraySpec, ...] = (
+    ArraySpec("input", ("point", "input_dim"), "float64", "state and action of the conditioning point"),
+    ArraySpec("weight", ("point",), "float64", "weight of the point in the criterion; they sum to one"),
+    ArraySpec("basis", ("point", "basis"), "float64", "k_L, the kernel with the state-action basis"),
+    ArraySpec("continuation", ("point", "basis"), "float64", "Phi_L, the expected kernel at the successor"),
+    ArraySpec("reward_waves", ("point", "wave"), "float64", "rho, as [real | imaginary]"),
+    ArraySpec("terminal_waves", ("point", "wave"), "float64", "tau, as [real | imaginary]"),
+    ArraySpec("mass", ("point",), "float64", "sum of the conditional weights Gamma"),
+)
+
+# A fitted model: all that it takes to evaluate the embedding and the Bellman risk at new inputs.
+MODEL: tuple[ArraySpec, ...] = (
+    ArraySpec("coefficients", ("basis", "atom"), "float64", "B, signed: not probabilities"),
+    ArraySpec("grid", ("atom", "reward_dim"), "float64", "atoms of the return grid"),
+    ArraySpec("basis", ("basis", "input_dim"), "float64", "state-action basis"),
+    ArraySpec("frequencies", ("frequency", "reward_dim"), "float64", "spectral frequencies W"),
+    ArraySpec("landmarks", ("landmark", "input_dim"), "float64", "Nystrom landmarks"),
+    ArraySpec("whitening", ("landmark", "rank"), "float64", "T, from kernel sections to features psi"),
+    ArraySpec("continuation", ("rank", "basis"), "float64", "regression coefficients of kappa"),
+    ArraySpec("reward", ("rank", "wave"), "float64", "regression coefficients of exp(iWr)"),
+    ArraySpec("mass", ("rank",), "float64", "regression coefficients of the constant 1"),
+    ArraySpec("history", ("record", "history_column"), "float64",
+              "iteration, criterion and certificate of the solver"),
+)  # fmt: skip
+
+MODEL_TERMINAL = ArraySpec(
+    "terminal", ("rank", "wave"), "float64", "regression coefficients of exp(iWr) on terminal rows"
+)

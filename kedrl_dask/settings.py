@@ -1,0 +1,138 @@
+"""The settings of a fit, checked before any work starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.kernels import Matern
+from kedrl_dask.ratio import ULSIF
+from kedrl_dask.solvers import PCG, Solver, by_name
+from kedrl_dask.spectral import METHODS, Method
+
+__all__ = ["Settings"]
+
+#: Conditioning points when their number is not given and there are more transitions.
+DEFAULT_CONDITIONING = 20_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of :class:`~kedrl_dask.KEDRL`, under the same names; see there."""
+
+    discount: float
+    construction: Literal["separated"]
+    continuation: Literal["sampled", "ratio"]
+    solver: str | Solver
+    input_kernel: Matern | Literal["auto"]
+    return_kernel: Matern | Literal["auto"]
+    n_atoms: int
+    n_basis: int
+    n_landmarks: int
+    n_features: int
+    n_conditioning: int | None
+    ridge_gamma: float | Literal["auto"]
+    ridge_b: float | Literal["auto"]
+    mass_penalty: float
+    negative_penalty: float
+    grid: npt.ArrayLike | None
+    grid_expansion: float
+    reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None
+    n_draws: int | Literal["auto"]
+    ratio: ULSIF | None
+    spectral: Method
+    points: Literal["kmeans", "random"]
+    landmark_threshold: float
+    n_blocks: int
+    chunk_points: int
+    random_state: int
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, naming the parameter."""
+        discount = self.discount
+        if not (isinstance(discount, Real) and 0 < discount < 1):
+            raise ValueError(f"KEDRL: discount must lie strictly between 0 and 1, got {discount!r}")
+        self._check_choices()
+        for name in ("n_atoms", "n_basis", "n_landmarks", "n_features", "n_blocks", "chunk_points"):
+            self._check_count(name)
+        if self.n_conditioning is not None:
+            self._check_count("n_conditioning")
+        if self.n_draws != "auto":
+            self._check_count("n_draws")
+        if not (isinstance(self.random_state, Integral) and int(self.random_state) >= 0):
+            raise ValueError(f"KEDRL: random_state must be an integer ≥ 0, got {self.random_state!r}")
+        for name in ("ridge_gamma", "ridge_b"):
+            value = getattr(self, name)
+            if value != "auto" and not (isinstance(value, Real) and 0 < value < np.inf):
+                raise ValueError(f"KEDRL: {name} must be 'auto' or a positive number, got {value!r}")
+        for name in ("mass_penalty", "negative_penalty", "landmark_threshold"):
+            value = getattr(self, name)
+            if not (isinstance(value, Real) and 0 <= value < np.inf):
+                raise ValueError(f"KEDRL: {name} must be a number ≥ 0, got {value!r}")
+        if not (isinstance(self.grid_expansion, Real) and 1 <= self.grid_expansion < np.inf):
+            raise ValueError(f"KEDRL: grid_expansion must be at least 1, got {self.grid_expansion!r}")
+        self._check_solver()
+
+    def _check_choices(self) -> None:
+        choices: dict[str, tuple[Any, ...]] = {
+            "construction": ("separated",),
+            "continuation": ("sampled", "ratio"),
+            "spectral": METHODS,
+            "points": ("kmeans", "random"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"KEDRL: {name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}"
+                )
+        for name in ("input_kernel", "return_kernel"):
+            kernel = getattr(self, name)
+            if not (isinstance(kernel, Matern) or (isinstance(kernel, str) and kernel == "auto")):
+                raise ValueError(f"KEDRL: {name} must be 'auto' or a Matern kernel, got {kernel!r}")
+        if self.ratio is not None and not isinstance(self.ratio, ULSIF):
+            raise ValueError(f"KEDRL: ratio must be None or ULSIF settings, got {self.ratio!r}")
+
+    def _check_count(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+            raise ValueError(f"KEDRL: {name} must be an integer ≥ 1, got {value!r}")
+
+    def _check_solver(self) -> None:
+        solver = by_name(self.solver)
+        if not hasattr(solver, "solve"):
+            raise ValueError(f"KEDRL: solver must be a name or a solver object, got {self.solver!r}")
+        if isinstance(solver, PCG) and self.negative_penalty > 0:
+            raise ValueError("KEDRL: solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
+
+    def check_data(self, state_dim: int, action_dim: int, reward_dim: int) -> None:
+        """Refuse kernels, a grid or bounds that do not fit the data's dimensions."""
+        for name, dim in (("input_kernel", state_dim + action_dim), ("return_kernel", reward_dim)):
+            kernel = getattr(self, name)
+            n_lengths = np.size(kernel.length_scale) if isinstance(kernel, Matern) else 1
+            if n_lengths not in (1, dim):
+                raise ValueError(f"KEDRL: {name} has {n_lengths} length scales, the data have {dim} columns")
+        if self.grid is not None:
+            grid = np.asarray(self.grid, dtype=np.float64)
+            if grid.ndim != 2 or grid.shape[1] != reward_dim or not np.isfinite(grid).all():
+                raise ValueError(
+                    f"KEDRL: grid must be finite with one row per atom and {reward_dim} columns, "
+                    f"got shape {grid.shape}"
+                )
+        if self.reward_bounds is not None:
+            shapes = [np.atleast_1d(bound).shape for bound in self.reward_bounds]
+            if shapes != [(reward_dim,)] * 2:
+                raise ValueError(
+                    f"KEDRL: reward_bounds must be (low, high), {reward_dim} numbers each, not {shapes}"
+                )
+
+    def n_points(self, n_transitions: int) -> int:
+        """Number M of conditioning points."""
+        return min(self.n_conditioning or DEFAULT_CONDITIONING, n_transitions)
+
+    def draws(self, action_dim: int) -> int:
+        """Target actions per successor state: Gauss rules for one or two action coordinates."""
+        return {1: 5, 2: 9}.get(action_dim, 16) if self.n_draws == "auto" else self.n_draws

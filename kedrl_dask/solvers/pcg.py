@@ -1,0 +1,116 @@
+"""Preconditioned conjugate gradients: the exact minimiser when negative coefficients are not penalised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.solvers.solution import Problem, Record, Report, Result, Solution, iterate, relative_norm
+
+__all__ = ["PCG"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _State:
+    y: Array
+    residual: Array  # minus the gradient in preconditioned coordinates
+    direction: Array
+    reference: float  # norm of the gradient at zero
+    constant: float  # value at zero
+    right_hand_side: Array
+    iteration: int
+    n_products: int
+    is_exact: bool  # whether the residual was computed from y, not by recurrence
+    n_restarts: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class PCG:
+    """Conjugate gradients in the coordinates of :class:`~kedrl_dask.precondition.Coordinates`.
+
+    Parameters
+    ----------
+    tolerance : float
+        Norm of the preconditioned gradient, over that at B = 0, at which the solver stops.
+    max_iterations : int
+        Bound on the iterations; each costs one product.
+
+    Notes
+    -----
+    When the recurrence says that the tolerance is met the gradient is computed anew; where the two
+    disagree, the method restarts from the exact one. Two restarts without success are stagnation.
+    """
+
+    tolerance: float = 1e-8
+    max_iterations: int = 1_000
+
+    def init(self, problem: Problem, start: Array | None) -> _State:
+        """Gradient at zero, and at the start if there is one."""
+        constant, gradient = problem.value_and_gradient(np.zeros(problem.shape))
+        right_hand_side = -problem.coordinates.pull_back(gradient)
+        reference = float(np.linalg.norm(right_hand_side))
+        y = np.zeros_like(right_hand_side)
+        if start is not None:
+            y = problem.coordinates.from_coefficients(start, problem.basis_gram)
+        state = _State(
+            y, right_hand_side, right_hand_side, reference, constant, right_hand_side,
+            iteration=0, n_products=1, is_exact=True, n_restarts=0,
+            record=Record(0, constant, 1.0 if reference > 0 else 0.0),
+        )  # fmt: skip
+        return state if start is None else self._restart(problem, state)
+
+    def _restart(self, problem: Problem, state: _State) -> _State:
+        _, gradient = problem.value_and_gradient(problem.coordinates.to_coefficients(state.y))
+        residual = -problem.coordinates.pull_back(gradient)
+        return replace(
+            state, residual=residual, direction=residual, n_products=state.n_products + 1, is_exact=True,
+            n_restarts=state.n_restarts + 1, record=self._record(state, state.y, residual, state.iteration),
+        )  # fmt: skip
+
+    def _record(self, state: _State, y: Array, residual: Array, iteration: int) -> Record:
+        # For J = J₀ − bᵀy + ½yᵀHy with r = b − Hy the value is J₀ − ½yᵀ(b + r).
+        value = state.constant - 0.5 * float(np.vdot(y, state.right_hand_side + residual))
+        return Record(iteration, value, relative_norm(residual, state.reference))
+
+    def step(self, problem: Problem, state: _State) -> _State:
+        """One product; or the exact gradient, when the recurrence has reached the tolerance."""
+        if state.record.certificate <= self.tolerance:
+            return self._restart(problem, state)
+        to_coefficients, pull_back = problem.coordinates.to_coefficients, problem.coordinates.pull_back
+        image = pull_back(problem.product(to_coefficients(state.direction)))
+        squared = float(np.vdot(state.residual, state.residual))
+        length = squared / float(np.vdot(state.direction, image))
+        y = state.y + length * state.direction
+        residual = state.residual - length * image
+        ratio = float(np.vdot(residual, residual)) / squared
+        return replace(
+            state, y=y, residual=residual, direction=residual + ratio * state.direction,
+            iteration=state.iteration + 1, n_products=state.n_products + 1, is_exact=False,
+            record=self._record(state, y, residual, state.iteration + 1),
+        )  # fmt: skip
+
+    def terminate(self, state: _State) -> Result | None:
+        """Converged only on an exact gradient."""
+        if not np.isfinite(state.record.certificate) or not np.isfinite(state.record.value):
+            return Result.BREAKDOWN
+        if state.is_exact and state.record.certificate <= self.tolerance:
+            return Result.CONVERGED
+        if state.n_restarts > 3:
+            return Result.STAGNATED
+        return Result.BUDGET if state.iteration >= self.max_iterations else None
+
+    def solve(self, problem: Problem, start: Array | None = None, report: Report | None = None) -> Solution:
+        """Minimise the criterion; refuses one that is not quadratic."""
+        if not problem.is_quadratic:
+            raise ValueError("solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
+        state, result, history = iterate(self, problem, start, report)
+        return Solution(
+            problem.coordinates.to_coefficients(state.y), result, state.record.value,
+            state.record.certificate, state.iteration, state.n_products, history,
+        )  # fmt: skip

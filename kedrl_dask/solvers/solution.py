@@ -1,0 +1,154 @@
+"""What every solver takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.precondition import Coordinates
+
+__all__ = ["Problem", "Record", "Report", "Result", "Solution", "Solver", "iterate"]
+
+Array = npt.NDArray[Any]
+
+
+class Result(Enum):
+    """How a solver ended, in words."""
+
+    CONVERGED = "the gradient is below the tolerance: this is the minimiser of the criterion"
+    BUDGET = "the iteration budget was used up; raise the solver's number of iterations"
+    SMALL_BATCH_GRADIENT = "the gradient of the current mini-batch fell below its threshold"
+    STAGNATED = "rounding errors stopped progress above the tolerance; raise ridge_b or the tolerance"
+    BREAKDOWN = "the criterion was not finite or not convex; check the data's scales and raise ridge_b"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the solver did what it was asked for."""
+        return self in (Result.CONVERGED, Result.SMALL_BATCH_GRADIENT)
+
+
+class Problem(Protocol):
+    """The criterion, as a solver sees it."""
+
+    coordinates: Coordinates
+    basis_gram: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (L, m) of the coefficients."""
+
+    @property
+    def n_points(self) -> int:
+        """Number M of conditioning points."""
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether there is no penalty on negative coefficients."""
+
+    def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
+        """Value of eq:global_B_objective and its gradient."""
+
+    def product(self, direction: Array) -> Array:
+        """Hessian of the quadratic part, times a direction."""
+
+    def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
+        """Gradient with the conditioning points replaced by some of them, their weights rescaled to one."""
+
+
+class Record(NamedTuple):
+    """A line of the solver's history."""
+
+    iteration: int
+    value: float
+    certificate: float
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The outcome of a solver.
+
+    Attributes
+    ----------
+    coefficients : (L, m) array
+        B.
+    result : Result
+        How it ended; ``result.value`` is a sentence.
+    value : float
+        The criterion at B.
+    certificate : float
+        Norm of the preconditioned gradient at B over that at B = 0, recomputed at the end.
+    n_iterations, n_products : int
+        Iterations, and passes over all conditioning points (products, gradients or values).
+    history : tuple of Record
+    """
+
+    coefficients: Array = field(repr=False)
+    result: Result
+    value: float
+    certificate: float
+    n_iterations: int
+    n_products: int
+    history: tuple[Record, ...] = field(default=(), repr=False)
+
+
+Report = Callable[[Record], None]
+
+
+class Solver(Protocol):
+    """Minimises a :class:`Problem`."""
+
+    def solve(self, problem: Problem, start: Array | None = None, report: Report | None = None) -> Solution:
+        """Minimise from ``start`` (zero, or the solver's own choice), calling ``report`` as it goes."""
+
+
+class State(Protocol):
+    """The part of an iterative solver's state that the loop needs."""
+
+    @property
+    def record(self) -> Record:
+        """Where the iteration stands."""
+
+
+class Stepper(Protocol):
+    """An iterative method on immutable states."""
+
+    def init(self, problem: Problem, start: Array | None) -> Any:
+        """Return the first state."""
+
+    def step(self, problem: Problem, state: Any) -> Any:
+        """Return the next state."""
+
+    def terminate(self, state: Any) -> Result | None:
+        """Return how the iteration ended, or None to go on."""
+
+
+def iterate(stepper: Stepper, problem: Problem, start: Array | None, report: Report | None) -> Any:
+    """Run a method to its end; returns the last state, its result and the history."""
+    state = stepper.init(problem, start)
+    history = [state.record]
+    while (result := stepper.terminate(state)) is None:
+        state = stepper.step(problem, state)
+        if state.record is not history[-1]:
+            history.append(state.record)
+            if report is not None:
+                report(state.record)
+    return state, result, tuple(history)
+
+
+def certify(problem: Problem, coefficients: Array) -> tuple[float, float]:
+    """Value at B, and the norm of its preconditioned gradient over that at B = 0."""
+    value, gradient = problem.value_and_gradient(coefficients)
+    _, reference = problem.value_and_gradient(np.zeros(problem.shape))
+    pull_back = problem.coordinates.pull_back
+    return value, relative_norm(pull_back(gradient), float(np.linalg.norm(pull_back(reference))))
+
+
+def relative_norm(gradient: Array, reference: float) -> float:
+    """‖gradient‖/reference, zero where both vanish (without a mass term B = 0 is the minimiser)."""
+    norm = float(np.linalg.norm(gradient))
+    return norm / reference if reference > 0 else norm

@@ -1,0 +1,393 @@
+"""The store of recorded transitions: what a user fills and what every fit reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.episodes import EpisodeIndex
+from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
+from kedrl_dask.store import ArrayStore, PathLike, StoreError, check_vacant, digest
+from kedrl_dask.validation import DataError, DataWarning, check_arrays, check_end, check_sequence
+from kedrl_dask.writer import Moments, Writer, fingerprint, open_committed
+
+__all__ = [
+    "DataError",
+    "DataWarning",
+    "EpisodeRows",
+    "StoreError",
+    "TransitionStore",
+    "Transitions",
+    "Writer",
+]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """Transitions (x, r, x') as arrays with one row each.
+
+    Parameters
+    ----------
+    rows : (n,) int64
+        Row numbers in the store, increasing.
+    episode : (n,) int64
+        Number of the episode.
+    inputs : (n, state_dim + action_dim)
+        x = (state, action).
+    reward : (n, reward_dim)
+        r, received at x.
+    next_state, next_action : (n, state_dim), (n, action_dim)
+        x'. A terminal transition has none: its own state and action stand there, and must not be used.
+    terminal : (n,) bool
+        The episode ended with this transition; its continuation is zero.
+    """
+
+    rows: Array
+    episode: Array
+    inputs: Array
+    reward: Array
+    next_state: Array
+    next_action: Array
+    terminal: Array
+
+    def __len__(self) -> int:
+        """Return the number of transitions."""
+        return int(self.rows.size)
+
+    def select(self, which: slice | Array) -> Transitions:
+        """Some of the transitions."""
+        return Transitions(**{name: values[which] for name, values in vars(self).items()})
+
+
+class EpisodeRows(NamedTuple):
+    """Adjacent rows of some episodes: what discounted returns are made of."""
+
+    reward: Array
+    episode: Array
+    step: Array
+    terminated: Array
+
+
+class TransitionStore:
+    """Recorded episodes on disk, sorted by (episode, step), one row per recorded time point.
+
+    A row is a transition when the next row belongs to the same episode (its successor), or when it is
+    terminated (it has no successor). The last row of a truncated episode is not a transition.
+
+    Made by :meth:`from_arrays`, by :meth:`writer` for data larger than memory, or by :meth:`open`. The
+    object shows the rows committed when it was opened; open the store again after appending.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile
+    >>> store = TransitionStore.from_arrays(
+    ...     tempfile.mkdtemp(), state=np.arange(6.0).reshape(-1, 1), action=np.arange(6.0).reshape(-1, 1) % 2,
+    ...     reward=np.arange(6.0).reshape(-1, 1), episode=[0, 0, 0, 1, 1, 1], step=[0, 1, 2, 0, 1, 2],
+    ... )
+    >>> store.n_rows, store.n_episodes, store.n_transitions
+    (6, 2, 4)
+    >>> store.transitions(2, 5).rows
+    array([3, 4])
+    """
+
+    def __init__(self, arrays: ArrayStore) -> None:
+        """Keep the arrays and the attributes as committed now."""
+        self._arrays = arrays
+        self._attributes = arrays.attributes
+        self._index = EpisodeIndex(arrays, self.n_rows)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        path: PathLike,
+        state: npt.ArrayLike,
+        action: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        episode: npt.ArrayLike,
+        step: npt.ArrayLike,
+        terminated: npt.ArrayLike | None = None,
+        chunk_rows: int = 65_536,
+    ) -> TransitionStore:
+        """Store arrays in memory; rows may come in any order.
+
+        Parameters
+        ----------
+        path : path-like
+            Directory of the new store.
+        state, action, reward : (n, columns) array-like
+            One row per recorded time point; the reward is the one received for that row's action.
+        episode, step : (n,) array-like of int
+            Which episode, and which time in it; steps rise by one within an episode.
+        terminated : (n,) array-like of bool, optional
+            True on the last row of episodes that ended for good, not of those cut off.
+        chunk_rows : int
+            Rows per stored chunk, the unit of reading.
+
+        Raises
+        ------
+        DataError
+            Before any file is created; the message names array, row and remedy.
+        """
+        check_vacant(path)
+        given = {"state": state, "action": action, "reward": reward}
+        given |= {"episode": episode, "step": step}
+        rows = check_arrays({**given, "terminated": terminated}, {}, lambda row: f"row {row}")
+        order = np.lexsort((rows["step"], rows["episode"]))
+        sequence = {name: rows[name][order] for name in ("episode", "step", "terminated")}
+        last = check_sequence(sequence, lambda row: f"row {order[row]}", None)
+        check_end(last, f"row {order[-1]}")
+        dims = {name: rows[name].shape[1] for name in ("state", "action", "reward")}
+        with Writer.create(path, dims, chunk_rows) as writer:
+            for start in range(0, order.size, chunk_rows):
+                part = order[start : start + chunk_rows]
+                writer.append(**{name: values[part] for name, values in rows.items()})
+        return cls.open(path)
+
+    @classmethod
+    def writer(
+        cls, path: PathLike, *, state_dim: int, action_dim: int, reward_dim: int, chunk_rows: int = 65_536
+    ) -> Writer:
+        """Begin a new store that is filled piece by piece; use it in a ``with`` statement.
+
+        The store can be opened once the statement ends without an error.
+        """
+        dims = {"state": state_dim, "action": action_dim, "reward": reward_dim}
+        return Writer.create(path, dims, chunk_rows)
+
+    @classmethod
+    def open(cls, path: PathLike) -> TransitionStore:
+        """Open a complete store for reading.
+
+        Raises
+        ------
+        StoreError
+            If there is none, or its writer did not finish.
+        """
+        return cls(open_committed(path))
+
+    def appender(self) -> Writer:
+        """Return a writer for further episodes; use it in a ``with`` statement.
+
+        Their numbers must be above the stored ones, or go on with the last one if it is not terminated.
+        After an error the store is as it was before.
+        """
+        return Writer.resume(self.path)
+
+    @property
+    def path(self) -> Path:
+        """Directory of the store."""
+        return self._arrays.path
+
+    @property
+    def n_rows(self) -> int:
+        """Recorded time points."""
+        return int(self._attributes["n_rows"])
+
+    @property
+    def n_episodes(self) -> int:
+        """Episodes."""
+        return int(self._attributes["n_episodes"])
+
+    @property
+    def n_terminal(self) -> int:
+        """Episodes that ended for good: transitions without a successor."""
+        return int(self._attributes["n_terminal"])
+
+    @property
+    def n_transitions(self) -> int:
+        """Rows with a successor, and terminal ones."""
+        return self.n_rows - self.n_episodes + self.n_terminal
+
+    @property
+    def state_dim(self) -> int:
+        """Columns of the state."""
+        return self._arrays.size("state_dim")
+
+    @property
+    def action_dim(self) -> int:
+        """Columns of the action."""
+        return self._arrays.size("action_dim")
+
+    @property
+    def reward_dim(self) -> int:
+        """Columns of the reward."""
+        return self._arrays.size("reward_dim")
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows per stored chunk."""
+        return self._arrays.chunk("row")
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal sha256 of the content; equal for equal rows and chunk_rows."""
+        return str(self._attributes["fingerprint"])
+
+    @property
+    def statistics(self) -> dict[str, dict[str, Array]]:
+        """Column-wise ``mean``, ``std``, ``min`` and ``max`` over all rows of state, action and reward."""
+        moments = {name: Moments.from_json(m) for name, m in self._attributes["moments"].items()}
+        return {
+            name: {"mean": m.mean, "std": np.sqrt(m.squares / m.count), "min": m.minimum, "max": m.maximum}
+            for name, m in moments.items()
+        }
+
+    def transitions(self, start: int = 0, stop: int | None = None) -> Transitions:
+        """Read the transitions that begin in rows ``start`` to ``stop`` (excluded).
+
+        One row more is read, for the successor of the last. Over any partition of the rows the results
+        concatenate to the whole.
+        """
+        stop = self.n_rows if stop is None else stop
+        if not 0 <= start <= stop <= self.n_rows:
+            raise ValueError(f"{self.path}: has {self.n_rows} rows, asked for {start}:{stop}")
+        ahead = min(stop + 1, self.n_rows)
+        episode, state, action, reward = (
+            self._arrays.read(name, start, ahead) for name in ("episode", "state", "action", "reward")
+        )
+        continues = np.zeros(stop - start, dtype=bool)
+        continues[: max(0, ahead - start - 1)] = episode[1:] == episode[:-1]
+        local = np.flatnonzero(continues | self._arrays.read("terminated", start, stop))
+        return _pair(np.arange(start, ahead), episode, local, local + continues[local], state, action, reward)
+
+    def sample(self, n: int, rng: np.random.Generator) -> Transitions:
+        """Draw ``n`` transitions uniformly without replacement; all of them if there are no more.
+
+        The draw depends on the content and the generator only, not on the chunks. Rows come back sorted.
+        """
+        if n < 1:
+            raise ValueError(f"sample: n is {n}, expected at least 1")
+        if n >= self.n_transitions:
+            return self.transitions()
+        rows = self._index.draw_transitions(n, self.n_transitions, rng)
+        successors = rows + self._index.continues(rows)
+        needed = np.union1d(rows, successors)
+        episode, state, action, reward = (
+            self._arrays.take(name, needed) for name in ("episode", "state", "action", "reward")
+        )
+        return _pair(
+            needed,
+            episode,
+            np.searchsorted(needed, rows),
+            np.searchsorted(needed, successors),
+            state,
+            action,
+            reward,
+        )
+
+    def block_edges(self, n_blocks: int) -> list[int]:
+        """Cut the rows into at most ``n_blocks`` blocks of whole episodes of nearly equal length.
+
+        Returns
+        -------
+        list of int
+            Row numbers, strictly increasing from 0 to ``n_rows``; block i is rows edges[i] to edges[i+1].
+
+        Notes
+        -----
+        Each edge is the episode boundary nearest to the equal cut; only episode numbers around it are read.
+        """
+        if n_blocks < 1:
+            raise ValueError(f"block_edges: n_blocks is {n_blocks}, expected at least 1")
+        return self._index.edges(n_blocks)
+
+    def episode_windows(self, max_rows: int, rng: np.random.Generator) -> EpisodeRows:
+        """Read whole episodes at random, about ``max_rows`` rows of them; all rows if there are no more.
+
+        The rows are divided into slots of equal length. The episodes that begin in a slot are read
+        together, for one slot after the other in random order, until there are enough rows: at most half
+        as many too many. An episode longer than a slot is cut to a slot's length; its last row is then
+        not terminated.
+        """
+        if max_rows < 1:
+            raise ValueError(f"episode_windows: max_rows is {max_rows}, expected at least 1")
+        windows = [(0, self.n_rows)]
+        if max_rows < self.n_rows:
+            windows = self._index.draw_windows(max_rows, self.n_episodes, rng)
+        read = {
+            name: np.concatenate([self._arrays.read(name, start, stop) for start, stop in windows])
+            for name in EpisodeRows._fields
+        }
+        return EpisodeRows(**read)
+
+    def verify(self) -> None:
+        """Read everything and compare it with the digests taken when it was written.
+
+        Raises
+        ------
+        StoreError
+            Naming the damaged array and chunk.
+        """
+        remedy = "restore the store from a copy, or write it again"
+        full = self.n_rows // self.chunk_rows
+        tail = [list(bytes.fromhex(text)) for text in self._attributes["tail_digests"]]
+        digests = self._arrays.read(TRANSITION_DIGESTS.name, 0, full)
+        digests = np.concatenate((digests, np.array([tail], dtype=np.uint8))) if tail else digests
+        if fingerprint(digests) != self.fingerprint:
+            raise StoreError(f"{self.path}: array {TRANSITION_DIGESTS.name} is damaged; {remedy}")
+        for chunk, expected in enumerate(digests):
+            start = chunk * self.chunk_rows
+            stop = min(start + self.chunk_rows, self.n_rows)
+            for spec, line in zip(TRANSITIONS, expected, strict=True):
+                found, reason = b"", "its content has changed"
+                try:
+                    found = digest(self._arrays.read(spec.name, start, stop))
+                except StoreError as error:
+                    reason = f"it cannot be read ({error.__cause__})"
+                if found != line.tobytes():
+                    raise StoreError(
+                        f"{self.path}: array {spec.name}, chunk {chunk} (rows {start}:{stop}) is damaged, "
+                        f"{reason}; {remedy}"
+                    )
+
+    def _summary(self) -> dict[str, str]:
+        """Return what one wants to see at a glance."""
+        return {
+            "path": str(self.path),
+            "rows": f"{self.n_rows:,} in chunks of {self.chunk_rows:,}",
+            "episodes": f"{self.n_episodes:,}",
+            "transitions": f"{self.n_transitions:,}, of which terminal {self.n_terminal:,}",
+            "dimensions": f"state {self.state_dim}, action {self.action_dim}, reward {self.reward_dim}",
+            "fingerprint": self.fingerprint[:16],
+        }
+
+    def __repr__(self) -> str:
+        """Summary, one line each."""
+        return "\n".join(
+            ["TransitionStore", *(f"  {key:<12} {text}" for key, text in self._summary().items())]
+        )
+
+    def _repr_html_(self) -> str:
+        """Summary as a table, for notebooks."""
+        cells = "".join(
+            f"<tr><th>{key}</th><td>{escape(text)}</td></tr>" for key, text in self._summary().items()
+        )
+        return f"<table><caption>TransitionStore</caption>{cells}</table>"
+
+
+def _pair(
+    numbers: Array,
+    episode: Array,
+    local: Array,
+    successor: Array,
+    state: Array,
+    action: Array,
+    reward: Array,
+) -> Transitions:
+    """Pair the rows at ``local`` with those at ``successor``: the same where a transition is terminal."""
+    return Transitions(
+        rows=numbers[local],
+        episode=episode[local],
+        inputs=np.hstack((state[local], action[local])),
+        reward=reward[local],
+        next_state=state[successor],
+        next_action=action[successor],
+        terminal=local == successor,
+    )

@@ -1,0 +1,318 @@
+"""Writing of transition stores: pieces of any size in, whole chunks out, one commit at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
+from kedrl_dask.store import ArrayStore, PathLike, StoreError, digest
+from kedrl_dask.validation import DataError, DataWarning, LastRow, check_arrays, check_end, check_sequence
+
+__all__ = ["Moments", "Writer", "fingerprint", "open_committed"]
+
+Array = npt.NDArray[Any]
+
+_KIND = "transitions"
+_DIGESTS_PER_CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean, sum of squared deviations, minimum and maximum of each column of some rows."""
+
+    count: int
+    mean: Array
+    squares: Array
+    minimum: Array
+    maximum: Array
+
+    @classmethod
+    def of(cls, values: Array) -> Moments:
+        """Moments of the rows of a matrix."""
+        mean = values.mean(axis=0)
+        mean += (values - mean).mean(axis=0)  # takes off the rounding error of the long first sum
+        squares = np.square(values - mean).sum(axis=0)
+        return cls(values.shape[0], mean, squares, values.min(axis=0), values.max(axis=0))
+
+    def merge(self, other: Moments) -> Moments:
+        """Moments of both sets of rows together (Chan, Golub and LeVeque 1983)."""
+        count = self.count + other.count
+        shift = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + shift * (other.count / count),
+            self.squares + other.squares + shift**2 * (self.count * other.count / count),
+            np.minimum(self.minimum, other.minimum),
+            np.maximum(self.maximum, other.maximum),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers; JSON keeps every digit of a float."""
+        return {key: getattr(self, key).tolist() for key in _MOMENT_ARRAYS} | {"count": self.count}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Moments:
+        """Inverse of :meth:`to_json`."""
+        return cls(count=values["count"], **{key: np.array(values[key]) for key in _MOMENT_ARRAYS})
+
+
+_MOMENT_ARRAYS = ("mean", "squares", "minimum", "maximum")
+
+
+def fingerprint(digests: Array) -> str:
+    """Return the hex fingerprint of a store from the digests (chunk, array, byte) of all its chunks."""
+    return hashlib.sha256(np.ascontiguousarray(digests, dtype=np.uint8).data).hexdigest()
+
+
+def open_committed(path: PathLike, writable: bool = False) -> ArrayStore:
+    """Open the arrays of a transition store; refuse one whose writer never finished."""
+    arrays = ArrayStore.open(path, _KIND, writable=writable, specs=(*TRANSITIONS, TRANSITION_DIGESTS))
+    if not arrays.attributes.get("complete"):
+        raise StoreError(
+            f"{arrays.path}: incomplete, its writer failed or is still at work; "
+            "wait for it, or delete the directory and write the store again"
+        )
+    return arrays
+
+
+def chunk_digests(rows: Mapping[str, Array]) -> Array:
+    """Digests (array, byte) of one chunk of rows."""
+    return np.stack([np.frombuffer(digest(rows[spec.name]), dtype=np.uint8) for spec in TRANSITIONS])
+
+
+class Writer:
+    """Appends rows to a transition store; a context manager that commits them at its end.
+
+    Made by ``TransitionStore.writer`` or ``TransitionStore.appender``. Rows are gathered in a buffer of
+    one chunk and written when it is full. Nothing counts as stored until :meth:`close` replaces the
+    attributes of the group in one step; after an error, readers see the store as it was before.
+    """
+
+    def __init__(self, arrays: ArrayStore, state: dict[str, Any]) -> None:
+        """Go on from committed attributes, or from those of an empty store."""
+        self._arrays = arrays
+        self._chunk_rows = arrays.chunk("row")
+        self._dims = {name: arrays.size(f"{name}_dim") for name in ("state", "action", "reward")}
+        self._buffer = {
+            spec.name: np.zeros(
+                (self._chunk_rows, *(arrays.size(dim) for dim in spec.dims[1:])), dtype=spec.dtype
+            )
+            for spec in TRANSITIONS
+        }
+        self._status = "open"
+        self._n_rows: int = state["n_rows"]
+        self._n_episodes: int = state["n_episodes"]
+        self._n_terminal: int = state["n_terminal"]
+        self._full_moments = {name: Moments.from_json(m) for name, m in state["full_moments"].items()}
+        # Full chunks are behind the buffer; a last, partial one goes back into it.
+        self._start = self._n_rows // self._chunk_rows * self._chunk_rows
+        self._digests = list(arrays.read(TRANSITION_DIGESTS.name, 0, self._start // self._chunk_rows))
+        self._last = self._reload(state["tail_digests"]) if self._n_rows else None
+
+    @classmethod
+    def create(cls, path: PathLike, dims: Mapping[str, int], chunk_rows: int) -> Writer:
+        """Begin a new store with these numbers of columns for state, action and reward."""
+        for name, value in (*((f"{name}_dim", n) for name, n in dims.items()), ("chunk_rows", chunk_rows)):
+            if value < 1:
+                raise ValueError(f"{name}: is {value}, expected at least 1")
+        sizes = {f"{name}_dim": n for name, n in dims.items()}
+        arrays = ArrayStore.create(
+            path,
+            _KIND,
+            (*TRANSITIONS, TRANSITION_DIGESTS),
+            sizes={**sizes, "row": 0, "chunk": 0, "stored_array": len(TRANSITIONS), "digest_byte": 32},
+            chunks={"row": chunk_rows, "chunk": _DIGESTS_PER_CHUNK},
+            attributes={"complete": False},
+        )
+        empty: dict[str, Any] = {"n_rows": 0, "n_episodes": 0, "n_terminal": 0, "full_moments": {}}
+        return cls(arrays, empty)
+
+    @classmethod
+    def resume(cls, path: PathLike) -> Writer:
+        """Go on after the committed rows of an existing store."""
+        arrays = open_committed(path, writable=True)
+        return cls(arrays, arrays.attributes)
+
+    def _reload(self, tail_digests: list[str]) -> LastRow:
+        """Bring the last, partial chunk back into the buffer and return the last row."""
+        stored = self._n_rows - self._start
+        for name, values in self._buffer.items():
+            values[:stored] = self._arrays.read(name, self._start, self._n_rows)
+        if stored:
+            found = chunk_digests(self._filled(stored))
+            for spec, line, expected in zip(TRANSITIONS, found, tail_digests, strict=True):
+                if line.tobytes().hex() != expected:
+                    # Written out again it would pass for sound.
+                    raise StoreError(
+                        f"{self._arrays.path}: array {spec.name}, rows {self._start}:{self._n_rows} are "
+                        "damaged; restore the store from a copy, or write it again"
+                    )
+        episode, step, terminated = (
+            self._arrays.read(name, max(0, self._n_rows - 2), self._n_rows)
+            for name in ("episode", "step", "terminated")
+        )
+        alone = episode.size == 1 or episode[0] != episode[1]
+        return LastRow(int(episode[-1]), int(step[-1]), bool(terminated[-1]), bool(alone))
+
+    @property
+    def n_rows(self) -> int:
+        """Rows stored and appended so far."""
+        return self._n_rows
+
+    def append(
+        self,
+        *,
+        state: npt.ArrayLike,
+        action: npt.ArrayLike,
+        reward: npt.ArrayLike,
+        episode: npt.ArrayLike,
+        step: npt.ArrayLike,
+        terminated: npt.ArrayLike | None = None,
+    ) -> None:
+        """Append a piece of rows, in (episode, step) order, after those already given.
+
+        An episode may go on in the next piece. A piece that fails a check is refused as a whole, and the
+        writer can be given a corrected one.
+
+        Raises
+        ------
+        DataError
+            If the rows cannot be stored; the message names array, row and remedy.
+        """
+        if self._status != "open":
+            raise StoreError(f"{self._arrays.path}: this writer is {self._status}; open a new one")
+        given = {
+            "state": state,
+            "action": action,
+            "reward": reward,
+            "episode": episode,
+            "step": step,
+            "terminated": terminated,
+        }
+        rows = check_arrays(given, self._dims, self._where)
+        last = check_sequence(rows, self._where, self._last)
+        self._status = "failed"  # a piece stored by half must not be committed
+        self._store(rows)
+        self._status = "open"
+        continues = self._last is not None and self._last.episode == rows["episode"][0]
+        self._n_episodes += int(np.sum(rows["episode"][1:] != rows["episode"][:-1])) + (not continues)
+        self._n_terminal += int(rows["terminated"].sum())
+        self._n_rows += rows["episode"].size
+        self._last = last
+
+    def _where(self, row: int) -> str:
+        """Words for a row of the piece at hand."""
+        if row < 0:
+            return f"the last row before the piece (row {self._n_rows - 1} of the store)"
+        return f"row {row} of the piece (row {self._n_rows + row} of the store)"
+
+    def _filled(self, n_rows: int) -> dict[str, Array]:
+        """Return the first rows of the buffer."""
+        return {name: values[:n_rows] for name, values in self._buffer.items()}
+
+    def _store(self, rows: Mapping[str, Array]) -> None:
+        """Move rows into the buffer, writing it out whenever it is full."""
+        filled, done, n_rows = self._n_rows - self._start, 0, rows["episode"].size
+        while done < n_rows:
+            count = min(self._chunk_rows - filled, n_rows - done)
+            for name, values in self._buffer.items():
+                values[filled : filled + count] = rows[name][done : done + count]
+            filled, done = filled + count, done + count
+            if filled == self._chunk_rows:
+                self._write_chunk()
+                filled = 0
+
+    def _write_chunk(self) -> None:
+        """Write the full buffer as one chunk of every array."""
+        stop = self._start + self._chunk_rows
+        if stop > self._arrays.size("row"):  # rows of an append that failed may already be there
+            self._arrays.resize("row", stop)
+        for name, values in self._buffer.items():
+            self._arrays.write(name, self._start, values)
+        self._digests.append(chunk_digests(self._buffer))
+        self._full_moments = self._merged(self._chunk_rows)
+        self._start = stop
+
+    def _merged(self, filled: int) -> dict[str, Moments]:
+        """Moments of the chunks written and of the first rows of the buffer.
+
+        Always merged chunk by chunk, so that they do not depend on the pieces.
+        """
+        moments = dict(self._full_moments)
+        for name in self._dims if filled else ():
+            of_buffer = Moments.of(self._buffer[name][:filled])
+            moments[name] = moments[name].merge(of_buffer) if name in moments else of_buffer
+        return moments
+
+    def close(self) -> None:
+        """Write the last rows and commit everything appended.
+
+        Raises
+        ------
+        DataError
+            If there are no rows, or the last episode has one row only and is not terminated.
+        """
+        if self._status == "closed":
+            return
+        if self._status != "open":
+            raise StoreError(
+                f"{self._arrays.path}: this writer failed, nothing was committed; open a new one"
+            )
+        self._status = "failed"
+        if self._last is None:
+            raise DataError("state: has 0 rows, expected at least one recorded time point; append data first")
+        check_end(self._last, f"row {self._n_rows - 1} of the store, the last one,")
+        moments = self._merged(self._n_rows - self._start)
+        self._commit(moments)
+        self._status = "closed"
+        for name, of_array in moments.items():
+            for column in np.flatnonzero(of_array.minimum == of_array.maximum):
+                value = of_array.minimum[column]
+                message = f"{name}: column {column} is {value} in every row; leave out a constant column"
+                warnings.warn(message, DataWarning, stacklevel=3)
+
+    def _commit(self, moments: Mapping[str, Moments]) -> None:
+        """Write the last, partial chunk and the digests; then, in one step, the attributes."""
+        arrays = self._arrays
+        tail = self._filled(self._n_rows - self._start)
+        tail_digests = chunk_digests(tail) if self._n_rows > self._start else None
+        arrays.resize("row", self._n_rows)
+        if tail_digests is not None:
+            for name, values in tail.items():
+                arrays.write(name, self._start, values)
+        if self._digests:
+            arrays.resize("chunk", len(self._digests))
+            arrays.write(TRANSITION_DIGESTS.name, 0, np.stack(self._digests))
+        all_digests = [*self._digests, *([] if tail_digests is None else [tail_digests])]
+        arrays.update_attributes(
+            complete=True,
+            n_rows=self._n_rows,
+            n_episodes=self._n_episodes,
+            n_terminal=self._n_terminal,
+            fingerprint=fingerprint(np.stack(all_digests)),
+            tail_digests=[] if tail_digests is None else [line.tobytes().hex() for line in tail_digests],
+            full_moments={name: m.to_json() for name, m in self._full_moments.items()},
+            moments={name: m.to_json() for name, m in moments.items()},
+        )
+        arrays.finish()
+
+    def __enter__(self) -> Writer:
+        """Return the writer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit, unless the body raised: then nothing it appended counts."""
+        if kind is None:
+            self.close()
+        else:
+            self._status = "failed"

@@ -1,0 +1,164 @@
+"""The oracle: the paper's formulas, literally, with loops and N×N matrices. Slow and obvious on purpose."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import gamma as gamma_function
+from scipy.special import kv
+
+
+def matern(nu, length, sigma, x, y):
+    """One value of the Matérn kernel, from the Bessel formula."""
+    distance = np.sqrt(np.sum(((np.asarray(x) - np.asarray(y)) / length) ** 2))
+    if distance == 0:
+        return sigma**2
+    t = np.sqrt(2 * nu) * distance
+    return sigma**2 * 2 ** (1 - nu) / gamma_function(nu) * t**nu * kv(nu, t)
+
+
+def gram(kernel, xs, ys):
+    """Kernel matrix, entry by entry."""
+    length = np.asarray(kernel.length_scale)
+    return np.array([[matern(kernel.nu, length, kernel.sigma, x, y) for y in ys] for x in xs])
+
+
+class FeatureKernel:
+    """The return kernel of a finite feature map: (σ²/Q) Σ_w cos(w·(z − z'))."""
+
+    def __init__(self, frequencies, sigma):
+        self.frequencies, self.sigma = frequencies, sigma
+
+    def __call__(self, z, other):
+        return self.sigma**2 * np.mean(np.cos(self.frequencies @ (np.asarray(z) - np.asarray(other))))
+
+    def gram(self, zs, others):
+        return np.array([[self(z, other) for other in others] for z in zs])
+
+
+def conditional_weights(kernel, inputs, x, ridge):
+    """Γ(x) (eq:Gamma)."""
+    n = len(inputs)
+    system = gram(kernel, inputs, inputs) + n * ridge * np.eye(n)
+    return np.linalg.solve(system, gram(kernel, inputs, [x])[:, 0])
+
+
+def continuation_sampled(kernel, basis, next_state, terminal, policy, n_draws):
+    """κ_j for every transition, over the policy's own draws; (N, L)."""
+    actions, weights = policy.draws(next_state, n_draws)
+    kappa = np.zeros((len(next_state), len(basis)))
+    for j in range(len(next_state)):
+        if terminal[j]:
+            continue
+        for action, weight in zip(actions[:, j], weights, strict=True):
+            kappa[j] += weight * gram(kernel, [np.concatenate([next_state[j], action])], basis)[0]
+    return kappa
+
+
+def continuation_ratio(kernel, basis, next_inputs, terminal, eta):
+    """κ_j = η_j k_L(x'_j); the columns of K_{L+} D_η; (N, L)."""
+    kappa = eta[:, None] * gram(kernel, next_inputs, basis)
+    kappa[terminal] = 0
+    return kappa
+
+
+def h_matrix(return_kernel, grid, discount, rewards, weights):
+    """Ĥ(x) (eq:h_ij)."""
+    m = len(grid)
+    h = np.zeros((m, m))
+    for i in range(m):
+        for j in range(m):
+            for r, w in zip(rewards, weights, strict=True):
+                h[i, j] += w * return_kernel(r, grid[i] - discount * grid[j])
+    return h
+
+
+def g_matrix(return_kernel, grid, discount, rewards, weights):
+    """Ĝ(x) (eq:g_ij)."""
+    m = len(grid)
+    g = np.zeros((m, m))
+    for i in range(m):
+        for j in range(m):
+            shifted = return_kernel.gram(discount * grid[i] + rewards, discount * grid[j] + rewards)
+            g[i, j] = weights @ shifted @ weights
+    return g
+
+
+class Criterion:
+    """eq:global_B_objective from Γ, H, G and Φ at every conditioning point.
+
+    A terminal transition contributes k_Z(r, ·) to the target, whatever B: the squared norm then has the
+    extra terms −2⟨μ, t⟩ + 2⟨Tμ, t⟩ + ‖t‖² with t = Σ_j Γ_j 1{terminal_j} k_Z(r_j, ·).
+    """
+
+    def __init__(
+        self, kernel, return_kernel, inputs, rewards, terminal, kappa, basis, grid, points, weights,
+        discount, ridge_gamma, ridge_b, mass, target_mass=1.0, negative=0.0,
+    ):  # fmt: skip
+        self.grid_gram = return_kernel.gram(grid, grid)
+        self.basis_gram = gram(kernel, basis, basis)
+        self.k = gram(kernel, points, basis)
+        self.gamma = [conditional_weights(kernel, inputs, x, ridge_gamma) for x in points]
+        self.phi = [kappa.T @ g for g in self.gamma]
+        self.h = [h_matrix(return_kernel, grid, discount, rewards, g) for g in self.gamma]
+        self.g = [g_matrix(return_kernel, grid, discount, rewards, g) for g in self.gamma]
+        ended = rewards[terminal]
+        at_grid, between = return_kernel.gram(grid, ended), return_kernel.gram(ended, ended)
+        at_shifted = np.array(
+            [[[return_kernel(discount * z + r, e) for e in ended] for r in rewards] for z in grid]
+        ).reshape(len(grid), len(rewards), len(ended))
+        self.grid_terminal, self.shifted_terminal, self.terminal_square = [], [], []
+        for g in self.gamma:
+            t = g[terminal]
+            self.grid_terminal.append(at_grid @ t)
+            self.shifted_terminal.append(np.einsum("ije,j,e->i", at_shifted, g, t))
+            self.terminal_square.append(t @ between @ t)
+        self.weights, self.ridge_b = weights, ridge_b
+        self.mass, self.target_mass, self.negative = mass, target_mass, negative
+
+    def residual(self, q, b):
+        """Squared projected Bellman residual (eq:gamma_with_W) at point q."""
+        u, v = b.T @ self.k[q], b.T @ self.phi[q]
+        value = u @ self.grid_gram @ u - 2 * u @ self.h[q] @ v + v @ self.g[q] @ v
+        value += -2 * u @ self.grid_terminal[q] + 2 * v @ self.shifted_terminal[q] + self.terminal_square[q]
+        return value
+
+    def value(self, b):
+        total = self.ridge_b * np.trace(b.T @ self.basis_gram @ b)
+        for q, weight in enumerate(self.weights):
+            u = b.T @ self.k[q]
+            total += weight * self.residual(q, b)
+            total += weight * self.mass * (u.sum() - self.target_mass) ** 2
+            total += weight * self.negative * np.sum(np.maximum(-u, 0) ** 2)
+        return total
+
+    def gradient(self, b):
+        ones = np.ones(b.shape[1])
+        total = 2 * self.ridge_b * self.basis_gram @ b
+        for q, weight in enumerate(self.weights):
+            k, phi = self.k[q], self.phi[q]
+            u, v = b.T @ k, b.T @ phi
+            by_u = self.grid_gram @ u - self.h[q] @ v - self.grid_terminal[q]
+            by_v = self.g[q] @ v - self.h[q].T @ u + self.shifted_terminal[q]
+            by_u = by_u + self.mass * (u.sum() - self.target_mass) * ones - self.negative * np.maximum(-u, 0)
+            total += 2 * weight * (np.outer(k, by_u) + np.outer(phi, by_v))
+        return total
+
+    def minimiser(self, shape):
+        """Solve the normal equations of the quadratic criterion by probing its gradient."""
+        zero = self.gradient(np.zeros(shape)).ravel()
+        n = zero.size
+        hessian = np.empty((n, n))
+        for i in range(n):
+            unit = np.zeros(n)
+            unit[i] = 1
+            hessian[:, i] = self.gradient(unit.reshape(shape)).ravel() - zero
+        return np.linalg.solve(hessian, -zero).reshape(shape)
+
+
+def ulsif(kernel, centers, denominator, numerator, ridge):
+    """Algorithm alg:ulsif with arbitrary centres, negative coefficients set to zero, mean ratio one."""
+    at_denominator = gram(kernel, centers, denominator)
+    v = at_denominator @ at_denominator.T / len(denominator)
+    mean = gram(kernel, centers, numerator) @ np.ones(len(numerator)) / len(numerator)
+    alpha = np.maximum(np.linalg.solve(v + ridge * np.eye(len(centers)), mean), 0)
+    return alpha / np.mean(at_denominator.T @ alpha)
