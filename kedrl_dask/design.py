@@ -42,20 +42,22 @@ def choose_points(
     method : {"kmeans", "random"}
     random_state : int
     """
+    if method not in ("kmeans", "random"):
+        raise ValueError(f"unknown method {method!r} to choose points; use 'kmeans' or 'random'")
     distinct = np.unique(points, axis=0)
     if len(distinct) <= n_points:
         return distinct
     if method == "random":
         rows = np.random.default_rng(random_state).choice(len(distinct), n_points, replace=False)
         return distinct[np.sort(rows)]
-    if method != "kmeans":
-        raise ValueError(f"unknown method {method!r} to choose points; use 'kmeans' or 'random'")
     lengths = np.broadcast_to(kernel.length_scale, points.shape[1])
     return cluster_centers(points / lengths, n_points, random_state) * lengths
 
 
 def median_distance(points: Array, n_pairs: int = 20_000, random_state: int = 0) -> float:
-    """Median distance between two rows of a sample."""
+    """Median distance between two rows of a sample; zero for a single row."""
+    if len(points) < 2:
+        return 0.0
     rng = np.random.default_rng(random_state)
     first, second = rng.integers(len(points), size=(2, n_pairs))
     apart = first != second

@@ -92,16 +92,16 @@ def _tuning(fit: Fit) -> dict[str, Any]:
 
 
 def _ratio(fit: Fit) -> dict[str, float] | None:
-    """Effective sample size of η̂ as a fraction of the transitions, its range and its ridge."""
+    """Effective sample size of η̂ as a fraction of the logged successors, its range and its ridge."""
     if fit.ratio is None:
         return None
-    scalar = fit.sums.scalar
-    total, square = scalar[:, 2].sum(), scalar[:, 3].sum()
+    scalars = fit.sums.scalars
+    n, total = scalars("successors").sum(), scalars("ratio").sum()
     return {
-        "effective_sample_size": float(total**2 / square / fit.sums.count),
-        "mean": float(total / fit.sums.count),
-        "min": float(scalar[:, 4].min()),
-        "max": float(scalar[:, 5].max()),
+        "effective_sample_size": float(total**2 / scalars("ratio_square").sum() / n),
+        "mean": float(total / n),
+        "min": float(scalars("ratio_min").min()),
+        "max": float(scalars("ratio_max").max()),
         "ridge": fit.ratio.ridge,
         "centers": len(fit.ratio.centers),
     }
@@ -119,5 +119,5 @@ def _held_out(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) ->
         "inputs": len(state),
         "bellman_risk": float(risk.mean()),
         "coefficient_mass": _spread(weights.sum(axis=1)),
-        "negative_mass": _spread(-np.minimum(weights, 0).sum(axis=1)),
+        "negative_mass": _spread(np.maximum(-weights, 0).sum(axis=1)),
     }

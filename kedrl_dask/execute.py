@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 from uuid import uuid4
 
 from dask.system import CPU_COUNT
-from distributed import Client, Future, as_completed
+from distributed import Client, Future, LocalCluster, as_completed
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
-__all__ = ["DistributedExecutor", "Executor", "ThreadExecutor", "default_executor"]
+__all__ = ["DistributedExecutor", "Executor", "ThreadExecutor", "default_executor", "local_cluster"]
 
 Advance = Callable[[], None]
 
@@ -167,7 +170,7 @@ class DistributedExecutor(Executor):
             futures = self._submit(function, items, shared)
             try:
                 if advance is not None:
-                    for _ in as_completed(futures):
+                    for _ in as_completed(futures, loop=self._client.loop):
                         advance()
                 return list(self._client.gather(futures))
             except BaseException:
@@ -198,3 +201,28 @@ def default_executor() -> Executor:
         return DistributedExecutor(Client.current())
     except ValueError:
         return ThreadExecutor()
+
+
+@contextmanager
+def local_cluster(n_workers: int) -> Iterator[Executor]:
+    """Worker processes on this machine with one thread each, reachable from it alone; stopped at the end."""
+    with _interrupts_ignored():
+        # Any free port, on loopback: the usual one may be taken, and a dashboard runs code for its visitors.
+        cluster = LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        )
+    with cluster, Client(cluster, set_as_default=False) as client:
+        yield DistributedExecutor(client)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started here inherit it: Ctrl-C reaches this process alone, and it stops the others."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -31,13 +31,15 @@ from kedrl_dask.passes import (
     StreamingPass,
     TargetActions,
     accumulate_block,
+    combine_scalars,
+    empty_scalars,
     evaluate_points,
     ratio_moments,
 )
 from kedrl_dask.plan import even_ranges
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
-from kedrl_dask.schema import BLOCK_SUMS, CONDITIONING
+from kedrl_dask.schema import BLOCK_SCALARS, BLOCK_SUMS, CONDITIONING
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import Solution, by_name
 from kedrl_dask.solvers.solution import Record
@@ -98,22 +100,22 @@ class RegressionSums:
         n_blocks = sums.size("block")
         n_folds = min(N_FOLDS, n_blocks)
         folds: dict[str, Array] = {name: np.zeros((n_folds, *sums.shape(name)[1:])) for name in sums.names}
-        folds["scalar"][:, 4:] = np.inf, -np.inf
+        folds["scalar"][:] = empty_scalars()
         for name, total in folds.items():
             for i in range(n_blocks):
                 block = sums.read(name, i, i + 1)[0]
-                if name == "scalar":
-                    extremes = total[i % n_folds, 4:].copy()
-                    total[i % n_folds] += block
-                    total[i % n_folds, 4:] = min(extremes[0], block[4]), max(extremes[1], block[5])
-                else:
-                    total[i % n_folds] += block
+                fold = total[i % n_folds]
+                fold[...] = combine_scalars(fold, block) if name == "scalar" else fold + block
         return cls(**folds)
+
+    def scalars(self, name: str) -> Array:
+        """One of BLOCK_SCALARS, by fold."""
+        return self.scalar[:, BLOCK_SCALARS.index(name)]
 
     @property
     def count(self) -> float:
         """Number N of transitions."""
-        return float(self.scalar[:, 0].sum())
+        return float(self.scalars("transitions").sum())
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ def _stream(
     """Run the streaming pass and add its block sums up to folds."""
     specs = [spec for spec in BLOCK_SUMS if spec.name != "terminal" or store.n_terminal > 0]
     rank = design.features.rank
-    sizes = {"block": len(blocks), "rank": rank, "rank_again": rank, "scalar_name": 6}
+    sizes = {"block": len(blocks), "rank": rank, "rank_again": rank, "scalar_name": len(BLOCK_SCALARS)}
     sizes |= {"wave": 2 * len(design.frequencies), "basis": len(design.basis)}
     sums = ArrayStore.create(path, SUMS_KIND, specs, sizes, {"block": 1}, {"input": store.fingerprint})
     task = StreamingPass(
@@ -319,8 +321,8 @@ def _recalibrate(
     ratio: ratios.DensityRatio, sums: RegressionSums
 ) -> tuple[ratios.DensityRatio, RegressionSums]:
     """Scale clipped ratios to mean one: everything made of κ is linear in it, so no pass is needed."""
-    mean = sums.scalar[:, 2].sum() / sums.count
-    scalar = sums.scalar / np.array([1, mean**2, mean, mean**2, mean, mean])
+    mean = sums.scalars("ratio").sum() / sums.scalars("successors").sum()
+    scalar = sums.scalar / np.array([1, 1, mean**2, mean, mean**2, mean, mean])
     return replace(ratio, scale=1 / mean), replace(
         sums,
         continuation=sums.continuation / mean,
@@ -337,18 +339,19 @@ def _choose_ridge(settings: Settings, sums: RegressionSums) -> tuple[float, Arra
         raise ValueError(
             "ridge_gamma='auto' needs at least two episodes to leave one out; give ridge_gamma a number"
         )
-    count, n = sums.scalar[:, 0], sums.count
+    count, n = sums.scalars("transitions"), sums.count
     responses, squares = [], np.zeros(len(count))
     # |exp(iWr)|² = 1 at each frequency. Each group of responses is scaled to unit total variance.
     reward_square = count * (sums.reward.shape[2] // 2)
     groups = (
         (sums.reward, sums.reward_sum, reward_square),
-        (sums.continuation, sums.continuation_sum, sums.scalar[:, 1]),
+        (sums.continuation, sums.continuation_sum, sums.scalars("continuation_square")),
     )
     for response, total, square in groups:
         mean = total.sum(axis=0) / n
         variance = square.sum() / n - mean @ mean
-        scale = 1 / variance if variance > 0 else 0.0
+        # A response that does not vary says nothing; its rounding errors must not be blown up.
+        scale = 1 / variance if variance > 1e-12 * square.sum() / n else 0.0
         responses.append(np.sqrt(scale) * response)
         squares += scale * square
     errors = cross_validate_ridge(BlockSums(sums.gram, np.concatenate(responses, axis=2), squares, count))

@@ -142,7 +142,7 @@ def coverage(
     shifted = reward[rng.integers(len(reward), size=n_pairs)]
     shifted = shifted + discount * grid[rng.integers(len(grid), size=n_pairs)]
     gram = kernel(grid, grid)
-    # The jitter bounds the coefficients; at this size it moves the residual by less than a part in 10⁶.
+    # The jitter bounds the coefficients; at this size it moves the residual by at most 10⁻⁵.
     gram[np.diag_indices_from(gram)] += 1e-10 * kernel.sigma**2
     cross = kernel(grid, shifted)
     explained = np.einsum("ij,ij->j", cross, cho_solve(cho_factor(gram), cross))

@@ -23,9 +23,10 @@ def _half_integer_polynomial(order: int) -> tuple[float, ...]:
 
     t is the scaled distance √(2ν)·|x − y|/ℓ.
     """
-    scale = factorial(order) / factorial(2 * order)
+    # One division of integers each: the constant is then exactly one.
     return tuple(
-        scale * factorial(2 * order - j) / (factorial(order - j) * factorial(j)) * 2.0**j
+        (factorial(order) * factorial(2 * order - j) * 2**j)
+        / (factorial(2 * order) * factorial(order - j) * factorial(j))
         for j in range(order + 1)
     )
 
@@ -49,9 +50,10 @@ def _correlation(nu: float, t: Array) -> Array:
     wide = np.minimum(t.astype(np.float64, copy=False), 1e6)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_k = (1 - nu) * np.log(2.0) - gammaln(nu) + nu * np.log(wide) + np.log(kve(nu, wide)) - wide
-    # As t → 0 the product tends to 1 while K_ν overflows, for large ν well before t = 0.
+    # As t → 0 the product tends to 1 while K_ν overflows, for large ν well before t = 0: its series.
     small = ~np.isfinite(log_k) & ~np.isnan(wide)
-    near_zero = -(wide**2) / (4 * (max(nu, 2.0) - 1))
+    n, x = max(nu, 3.0), wide**2 / 4
+    near_zero = -x / (n - 1) + x**2 / (2 * (n - 1) ** 2 * (n - 2))
     return np.exp(np.minimum(np.where(small, near_zero, log_k), 0.0)).astype(t.dtype)
 
 

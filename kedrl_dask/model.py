@@ -103,6 +103,10 @@ class KEDRL(BaseEstimator):
         Plain numbers about every stage.
     input_kernel_, return_kernel_, ridge_gamma_, ridge_b_
         The settings used.
+    operators_ : ConditionalOperators
+        Φ_L, ρ and ΣΓ at any input.
+    ratio_ : DensityRatio or None
+        η̂, with ``continuation="ratio"``.
     """
 
     def __init__(
@@ -204,7 +208,7 @@ class KEDRL(BaseEstimator):
         self.coefficients_ = fit.solution.coefficients
         self.grid_, self.basis_ = fit.design.grid, fit.design.basis
         self.frequencies_ = fit.design.frequencies
-        self.operators_ = fit.operators
+        self.operators_, self.ratio_ = fit.operators, fit.ratio
         self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.design.return_kernel
         self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
         with reporter.stage("diagnostics"):

@@ -16,6 +16,7 @@ from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.policies import Policy
 from kedrl_dask.ratio import DensityRatio, RatioMoments, moments, section_means
+from kedrl_dask.schema import BLOCK_SCALARS
 from kedrl_dask.spectral import waves
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import Transitions, TransitionStore
@@ -27,6 +28,8 @@ __all__ = [
     "RowBlock",
     "StreamingPass",
     "accumulate_block",
+    "combine_scalars",
+    "empty_scalars",
     "evaluate_points",
     "load_points",
     "ratio_moments",
@@ -133,12 +136,23 @@ def accumulate_block(block: RowBlock, task: StreamingPass) -> None:
     store = TransitionStore.open(task.store_path)
     sums = ArrayStore.open(task.sums_path, SUMS_KIND, writable=True)
     totals: dict[str, Array] = {name: np.zeros(sums.shape(name)[1:]) for name in sums.names}
-    totals["scalar"][4:6] = np.inf, -np.inf
+    totals["scalar"] = empty_scalars()
     for number, group in _groups(store, block):
         inside = _in_block(group, block)
         _add(totals, task, group.select(inside), *task.continuation(number, group, inside))
     for name, total in totals.items():
         sums.write(name, block.number, total[None])
+
+
+def empty_scalars() -> Array:
+    """The BLOCK_SCALARS of no transition."""
+    return np.array([0.0] * (len(BLOCK_SCALARS) - 2) + [np.inf, -np.inf])
+
+
+def combine_scalars(first: Array, second: Array) -> Array:
+    """BLOCK_SCALARS of two sets of transitions together: sums, and at the end the extremes."""
+    low, high = min(first[-2], second[-2]), max(first[-1], second[-1])
+    return np.append(first[:-2] + second[:-2], [low, high])
 
 
 def _add(totals: dict[str, Array], task: StreamingPass, part: Transitions, kappa: Array, eta: Array) -> None:
@@ -154,10 +168,10 @@ def _add(totals: dict[str, Array], task: StreamingPass, part: Transitions, kappa
         totals["terminal"] += psi[part.terminal].T @ reward[part.terminal]
     totals["continuation"] += psi.T @ kappa
     totals["continuation_sum"] += kappa.sum(axis=0)
-    goes_on = eta[~part.terminal]
-    totals["scalar"][:4] += len(part), np.vdot(kappa, kappa), eta.sum(), np.vdot(eta, eta)
-    totals["scalar"][4] = min(totals["scalar"][4], goes_on.min(initial=np.inf))
-    totals["scalar"][5] = max(totals["scalar"][5], goes_on.max(initial=-np.inf))
+    eta = eta[~part.terminal]
+    scalars = [len(part), len(eta), np.vdot(kappa, kappa), eta.sum(), np.vdot(eta, eta)]
+    scalars += [eta.min(initial=np.inf), eta.max(initial=-np.inf)]
+    totals["scalar"] = combine_scalars(totals["scalar"], np.array(scalars))
 
 
 def ratio_moments(

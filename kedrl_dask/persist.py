@@ -10,8 +10,8 @@ import numpy as np
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators
-from kedrl_dask.ratio import ULSIF
-from kedrl_dask.schema import MODEL, MODEL_TERMINAL
+from kedrl_dask.ratio import ULSIF, DensityRatio
+from kedrl_dask.schema import MODEL, MODEL_RATIO, MODEL_TERMINAL
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
 from kedrl_dask.store import ArrayStore, StoreError
 
@@ -43,7 +43,11 @@ def save(model: KEDRL, path: str | Path) -> None:
     specs = list(MODEL)
     if operators.terminal is not None:
         arrays["terminal"] = operators.terminal
-        specs.append(MODEL_TERMINAL)
+        specs += MODEL_TERMINAL
+    ratio = model.ratio_
+    if ratio is not None:
+        arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
+        specs += MODEL_RATIO
     sizes = {
         dim: size for spec in specs for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True)
     }
@@ -54,6 +58,7 @@ def save(model: KEDRL, path: str | Path) -> None:
         "return_kernel": _to_json(model.return_kernel_),
         "ridge_gamma": model.ridge_gamma_,
         "ridge_b": model.ridge_b_,
+        "ratio": None if ratio is None else _ratio_numbers(ratio),
         "solution": {
             "result": solution.result.name,
             "value": solution.value,
@@ -88,11 +93,20 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     model.operators_ = ConditionalOperators(
         features, model.basis_, read("continuation"), read("reward"), terminal, read("mass")
     )
+    model.ratio_ = None
+    if attributes["ratio"] is not None:
+        numbers = {name: _from_json(value) for name, value in attributes["ratio"].items()}
+        model.ratio_ = DensityRatio(centers=read("ratio_centers"), alpha=read("ratio_alpha"), **numbers)
     history = tuple(Record(int(row[0]), *row[1:].tolist()) for row in read("history"))
     summary = dict(attributes["solution"])
     model.solution_ = Solution(model.coefficients_, Result[summary.pop("result")], history=history, **summary)
     model.diagnostics_ = attributes["diagnostics"]
     return model
+
+
+def _ratio_numbers(ratio: DensityRatio) -> dict[str, Any]:
+    """The fields of a density ratio that are not arrays."""
+    return {name: _to_json(getattr(ratio, name)) for name in ("kernel", "clip", "ridge", "scale")}
 
 
 def _to_json(value: Any) -> Any:

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TRANSITIONS", "TRANSITION_DIGESTS", "ArraySpec"]
+__all__ = [
+    "BLOCK_SCALARS",
+    "BLOCK_SUMS",
+    "CONDITIONING",
+    "MODEL",
+    "MODEL_RATIO",
+    "MODEL_TERMINAL",
+    "TRANSITIONS",
+    "TRANSITION_DIGESTS",
+    "ArraySpec",
+]
 
 
 @dataclass(frozen=True)
@@ -61,9 +71,19 @@ BLOCK_SUMS: tuple[ArraySpec, ...] = (
     ArraySpec("terminal", ("block", "rank", "wave"), "float64", "sum of psi exp(iWr)^T over terminal rows"),
     ArraySpec("continuation", ("block", "rank", "basis"), "float64", "sum of psi kappa^T"),
     ArraySpec("continuation_sum", ("block", "basis"), "float64", "sum of kappa"),
-    ArraySpec("scalar", ("block", "scalar_name"), "float64",
-              "number of transitions, sum of |kappa|^2, sum of eta, sum of eta^2, least and largest eta"),
-)  # fmt: skip
+    ArraySpec("scalar", ("block", "scalar_name"), "float64", "the numbers named in BLOCK_SCALARS"),
+)
+
+# Sums over the block, but for the extremes of the density ratio over transitions that have a successor.
+BLOCK_SCALARS = (
+    "transitions",
+    "successors",
+    "continuation_square",
+    "ratio",
+    "ratio_square",
+    "ratio_min",
+    "ratio_max",
+)
 
 # What the criterion needs of the conditioning points.
 CONDITIONING: tuple[ArraySpec, ...] = (
@@ -91,6 +111,13 @@ MODEL: tuple[ArraySpec, ...] = (
               "iteration, criterion and certificate of the solver"),
 )  # fmt: skip
 
-MODEL_TERMINAL = ArraySpec(
-    "terminal", ("rank", "wave"), "float64", "regression coefficients of exp(iWr) on terminal rows"
+# Only where an episode terminates, and only with an estimated density ratio.
+MODEL_TERMINAL: tuple[ArraySpec, ...] = (
+    ArraySpec(
+        "terminal", ("rank", "wave"), "float64", "regression coefficients of exp(iWr) on terminal rows"
+    ),
+)
+MODEL_RATIO: tuple[ArraySpec, ...] = (
+    ArraySpec("ratio_centers", ("center", "input_dim"), "float64", "kernel centres of the density ratio"),
+    ArraySpec("ratio_alpha", ("center",), "float64", "coefficients of the density ratio"),
 )

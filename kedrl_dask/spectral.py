@@ -77,6 +77,7 @@ def _orthogonal_gaussian(dim: int, n_features: int, rng: np.random.Generator) ->
 
 def waves(points: Array, frequencies: Array) -> Array:
     """exp(iWz) for each row z of ``points``, as the real array [cos Wz | sin Wz] of shape (n, 2Q)."""
+    points = points.astype(np.result_type(points, np.float32), copy=False)
     phase = points @ frequencies.T.astype(points.dtype, copy=False)
     n_features = phase.shape[1]
     out = np.empty((phase.shape[0], 2 * n_features), dtype=phase.dtype)

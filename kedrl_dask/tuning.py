@@ -31,7 +31,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 #: Length scales tried, in standard deviations of each coordinate.
-LENGTH_SCALES = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+LENGTH_SCALES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 #: Ridges λ_Γ tried.
 RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, -0.9, 0.5))
 
@@ -59,7 +59,9 @@ def regression_targets(
         group = waves(points, frequencies(kernel, points.shape[1], n_features, random_state=random_state))
         group -= group.mean(axis=0)
         total = np.sqrt(np.mean(np.einsum("ij,ij->i", group, group)))
-        groups.append(group / total if total > 0 else group)
+        # The waves have norm √n_features: of a constant only rounding noise is left.
+        is_constant = total <= 1e-8 * np.sqrt(n_features)
+        groups.append(np.zeros_like(group) if is_constant else group / total)
     return np.hstack(groups)
 
 
@@ -161,6 +163,10 @@ def tune_input_kernel(
     The kernel has one length per coordinate, a common multiple of the standard deviations, so
     coordinates of different scales are standardised.
     """
+    if len(np.unique(episode)) < 2:
+        raise ValueError(
+            "input_kernel='auto' needs at least two episodes to leave one out; give input_kernel a Matern"
+        )
     spread = standard_deviations(inputs)
     targets = regression_targets(reward, next_state, random_state=random_state)
     fold = np.unique(episode, return_inverse=True)[1] % 5

@@ -19,7 +19,8 @@ def matern(nu, length, sigma, x, y):
 def gram(kernel, xs, ys):
     """Kernel matrix, entry by entry."""
     length = np.asarray(kernel.length_scale)
-    return np.array([[matern(kernel.nu, length, kernel.sigma, x, y) for y in ys] for x in xs])
+    values = [[matern(kernel.nu, length, kernel.sigma, x, y) for y in ys] for x in xs]
+    return np.array(values).reshape(len(xs), len(ys))
 
 
 class FeatureKernel:
@@ -32,7 +33,8 @@ class FeatureKernel:
         return self.sigma**2 * np.mean(np.cos(self.frequencies @ (np.asarray(z) - np.asarray(other))))
 
     def gram(self, zs, others):
-        return np.array([[self(z, other) for other in others] for z in zs])
+        differences = np.asarray(zs)[:, None, :] - np.asarray(others)[None, :, :]
+        return self.sigma**2 * np.mean(np.cos(differences @ self.frequencies.T), axis=2)
 
 
 def conditional_weights(kernel, inputs, x, ridge):

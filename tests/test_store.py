@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kedrl_dask
 from kedrl_dask import __version__
 from kedrl_dask.schema import TRANSITIONS, ArraySpec
 from kedrl_dask.store import FORMAT_VERSION, ArrayStore, StoreError, digest
@@ -267,14 +264,3 @@ def test_schema__names_are_unique_and_types_exist():
     for spec in TRANSITIONS:
         assert np.dtype(spec.dtype).name == spec.dtype
         assert spec.meaning
-
-
-@pytest.mark.parametrize("module", ["schema", "store", "validation", "writer", "episodes", "transitions"])
-def test_layers__only_the_store_knows_zarr_and_none_knows_dask(module):
-    source = (Path(kedrl_dask.__file__).parent / f"{module}.py").read_text()
-    nodes = list(ast.walk(ast.parse(source)))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    packages = {name.split(".")[0] for name in names}
-    assert packages.isdisjoint({"dask", "distributed"})
-    assert ("zarr" in packages) == (module == "store")

@@ -64,7 +64,7 @@ class LBFGS:
         reference = float(np.linalg.norm(gradient))
         history = [Record(0, value, relative_norm(gradient, reference))]
         first = np.zeros(shape)
-        if start is not None:
+        if start is not None and reference > 0:
             first = problem.coordinates.from_coefficients(start, problem.basis_gram)
 
         def callback(intermediate_result: OptimizeResult) -> None:

@@ -27,6 +27,7 @@ class _State:
     n_products: int
     is_exact: bool  # whether the residual was computed from y, not by recurrence
     n_restarts: int
+    is_convex: bool  # no direction of negative curvature was met
     record: Record
 
 
@@ -44,7 +45,7 @@ class PCG:
     Notes
     -----
     When the recurrence says that the tolerance is met the gradient is computed anew; where the two
-    disagree, the method restarts from the exact one. Two restarts without success are stagnation.
+    disagree, the method restarts from the exact one. A fourth restart is stagnation.
     """
 
     tolerance: float = 1e-8
@@ -60,10 +61,10 @@ class PCG:
             y = problem.coordinates.from_coefficients(start, problem.basis_gram)
         state = _State(
             y, right_hand_side, right_hand_side, reference, constant, right_hand_side,
-            iteration=0, n_products=1, is_exact=True, n_restarts=0,
+            iteration=0, n_products=1, is_exact=True, n_restarts=0, is_convex=True,
             record=Record(0, constant, 1.0 if reference > 0 else 0.0),
         )  # fmt: skip
-        return state if start is None else self._restart(problem, state)
+        return state if start is None else replace(self._restart(problem, state), n_restarts=0)
 
     def _restart(self, problem: Problem, state: _State) -> _State:
         _, gradient = problem.value_and_gradient(problem.coordinates.to_coefficients(state.y))
@@ -85,7 +86,10 @@ class PCG:
         to_coefficients, pull_back = problem.coordinates.to_coefficients, problem.coordinates.pull_back
         image = pull_back(problem.product(to_coefficients(state.direction)))
         squared = float(np.vdot(state.residual, state.residual))
-        length = squared / float(np.vdot(state.direction, image))
+        curvature = float(np.vdot(state.direction, image))
+        if not curvature > 0:
+            return replace(state, n_products=state.n_products + 1, is_convex=False)
+        length = squared / curvature
         y = state.y + length * state.direction
         residual = state.residual - length * image
         ratio = float(np.vdot(residual, residual)) / squared
@@ -97,19 +101,22 @@ class PCG:
 
     def terminate(self, state: _State) -> Result | None:
         """Converged only on an exact gradient."""
-        if not np.isfinite(state.record.certificate) or not np.isfinite(state.record.value):
+        if not (state.is_convex and np.isfinite([state.record.value, state.record.certificate]).all()):
             return Result.BREAKDOWN
         if state.is_exact and state.record.certificate <= self.tolerance:
             return Result.CONVERGED
         if state.n_restarts > 3:
             return Result.STAGNATED
-        return Result.BUDGET if state.iteration >= self.max_iterations else None
+        is_met = state.record.certificate <= self.tolerance  # though not yet by an exact gradient
+        return Result.BUDGET if state.iteration >= self.max_iterations and not is_met else None
 
     def solve(self, problem: Problem, start: Array | None = None, report: Report | None = None) -> Solution:
         """Minimise the criterion; refuses one that is not quadratic."""
         if not problem.is_quadratic:
             raise ValueError("solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
         state, result, history = iterate(self, problem, start, report)
+        if not state.is_exact and result is Result.BUDGET:
+            state = self._restart(problem, state)
         return Solution(
             problem.coordinates.to_coefficients(state.y), result, state.record.value,
             state.record.certificate, state.iteration, state.n_products, history,

@@ -1,0 +1,299 @@
+"""The demonstration: the paper's simulation study from data to figures, in about a minute."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask import grid as grids
+from kedrl_dask import plots, report
+from kedrl_dask._version import __version__
+from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.execute import local_cluster
+from kedrl_dask.model import KEDRL
+from kedrl_dask.progress import Reporter
+from kedrl_dask.ratio import ULSIF
+from kedrl_dask.solvers import AdamW, Result
+from kedrl_dask.transitions import TransitionStore
+
+__all__ = ["PAPER_RMSE", "PROFILES", "Outcome", "Profile", "run", "settings"]
+
+Array = npt.NDArray[Any]
+Profile = Literal["auto", "paper", "paper-exact"]
+
+KIND = "kedrl demo"
+PROFILES: tuple[Profile, ...] = ("auto", "paper", "paper-exact")
+
+PAPER_RMSE = {
+    "gaussian-uniform": 0.0302,
+    "gaussian-logistic": 0.0276,
+    "logistic-uniform": 0.0304,
+    "logistic-gaussian": 0.0296,
+    "uniform-gaussian": 0.0255,
+    "uniform-logistic": 0.0255,
+}
+"""Mean RMSE over ten points and 100 replicates (``tab:metric_summary_across_points``)."""
+
+#: What a demo leaves behind, in the order in which it is removed; the last to appear is the summary.
+WRITTEN = ("summary.json", "data", "model", "plots")
+#: Where it is made before it is complete.
+PARTIAL = ".kedrl-demo-partial"
+#: Inputs whose coefficients are drawn.
+N_INPUTS = 1_000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Estimated and true embedding (n, g) on the grids ``at`` (n, g, d) of n points, and the errors."""
+
+    law: truth.ReturnLaw
+    at: Array
+    estimate: Array
+    true: Array
+    errors: dict[str, Array]
+
+
+class Outcome(NamedTuple):
+    """What a demonstration gives: the model, its errors (n,) by name, and the summary."""
+
+    model: KEDRL
+    errors: dict[str, Array]
+    summary: dict[str, Any]
+
+    @property
+    def did_its_work(self) -> bool:
+        """Whether the solver converged; AdamW is asked only to use up its budget."""
+        result, solver = self.model.solution_.result, self.model.solver
+        return result.ok or (isinstance(solver, AdamW) and result is Result.BUDGET)
+
+
+def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) -> dict[str, Any]:
+    """Parameters of :class:`KEDRL` for a pair of policies.
+
+    Parameters
+    ----------
+    pair : Pair
+    profile : {"auto", "paper", "paper-exact"}
+        Automatic settings; the paper's own (tab:sim_pair_params and the authors' code), with density
+        ratio and AdamW; the same with the exact minimiser.
+    seed : int
+        Seed of everything random in the fit.
+    """
+    given = pair.settings
+    common = {"discount": simulation.DISCOUNT, "return_kernel": given.kernel, "random_state": seed}
+    if profile == "auto":
+        return common
+    adamw = AdamW(
+        given.n_iterations, given.batch_size, given.learning_rate, given.weight_decay, random_state=seed
+    )
+    return common | {
+        "continuation": "ratio",
+        "input_kernel": given.kernel,
+        "n_basis": given.n_basis,
+        "n_features": given.n_features,
+        "n_landmarks": 1_000,
+        "spectral": "iid",
+        "ridge_gamma": given.ridge_gamma,
+        "ridge_b": given.ridge_b,
+        "mass_penalty": given.mass_penalty,
+        "ratio": ULSIF(given.n_features, "numerator", ridge=given.ridge_gamma, clip=5.0),
+        "n_draws": 3,  # one deterministic node would be the policy's location alone
+        "solver": adamw if profile == "paper" else "pcg",
+    }
+
+
+def run(
+    output: str | Path,
+    *,
+    pair: str = "uniform-gaussian",
+    profile: Profile = "auto",
+    transitions: int = 14_700,
+    seed: int = 0,
+    workers: int = 0,
+    draw: bool = True,
+    overwrite: bool = False,
+    **parameters: Any,
+) -> Outcome:
+    """Simulate, fit, compare with the truth, and write everything into a directory.
+
+    The directory gets ``data`` and ``model`` (Zarr), ``plots`` (PNG) and ``summary.json``, all at once
+    when everything is complete: after an error or an interruption nothing is left.
+
+    Parameters
+    ----------
+    output : path
+        A new or empty directory.
+    pair : str
+        A key of :data:`kedrl_dask.datasets.simulation.PAIRS`. The error is taken at the ten points of
+        tab:test_target_points_UG, whatever the pair.
+    profile : {"auto", "paper", "paper-exact"}
+        See :func:`settings`.
+    transitions : int
+        Number of transitions to simulate.
+    seed : int
+        Seed of data and fit.
+    workers : int
+        Worker processes of a local cluster; 0 uses threads of this process.
+    draw : bool
+        Whether to draw the figures.
+    overwrite : bool
+        Whether an earlier demonstration in ``output`` may be replaced; nothing else ever is.
+    **parameters
+        Parameters of :class:`KEDRL` in place of the profile's.
+    """
+    start = time.perf_counter()
+    policies = simulation.PAIRS[pair]
+    model = KEDRL(**(settings(policies, profile, seed) | parameters))
+    reporter = Reporter()
+    with _complete_or_absent(Path(output), overwrite) as path:
+        with reporter.stage("simulation"):
+            store = simulation.write(path / "data", policies, transitions, seed=seed)
+        with local_cluster(workers) if workers else nullcontext() as executor:
+            model.fit(store, policies.target, executor=executor)
+        with reporter.stage("comparison with the truth"):
+            evaluation = _evaluate(model, policies)
+        if draw:
+            _draw(model, store, policies, evaluation, path / "plots", reporter)
+        with reporter.stage("saving"):
+            model.save(path / "model")
+        request = {"pair": pair, "profile": profile, "seed": seed, "workers": workers}
+        summary = _summarise(model, evaluation, request, time.perf_counter() - start)
+        (path / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    return Outcome(model, evaluation.errors, summary)
+
+
+def _summarise(model: KEDRL, evaluation: Evaluation, request: dict[str, Any], seconds: float) -> Any:
+    return {
+        "kind": KIND,
+        "version": __version__,
+        **request,
+        "points": "tab:test_target_points_UG",
+        "errors": report.errors_summary(evaluation.errors),
+        "paper_mean_rmse": PAPER_RMSE[request["pair"]],
+        "fit": report.summary(model),
+        "seconds": seconds,
+    }
+
+
+def _evaluate(model: KEDRL, pair: simulation.Pair) -> Evaluation:
+    """Compare with the closed form at the ten points, each on its own grid of returns."""
+    state, action = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+    law = truth.return_law(state, action, pair.target, model.discount)
+    at = truth.evaluation_grid(law)
+    estimate, true = model.embed(state, action, at=at), law.embed(at, model.return_kernel_)
+    return Evaluation(law, at, estimate, true, truth.embedding_errors(estimate, true))
+
+
+def _draw(
+    model: KEDRL,
+    store: TransitionStore,
+    pair: simulation.Pair,
+    evaluation: Evaluation,
+    path: Path,
+    reporter: Reporter,
+) -> None:
+    """Draw every figure that the fit has the numbers for."""
+    rng = np.random.default_rng(model.random_state)
+    state, action = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+    successors = store.sample(N_INPUTS, rng).next_state
+    rows = store.episode_windows(20_000, rng)
+    returns = grids.discounted_returns(rows.reward, rows.episode, rows.terminated, model.discount)
+    figures = {
+        "convergence": lambda: plots.convergence(model),
+        "embedding_curves": lambda: plots.embedding_curves(evaluation.estimate, evaluation.true),
+        "embedding_surface": lambda: plots.embedding_surface(
+            model, state[0], action[0], law=truth.return_law(state[:1], action[:1], pair.target)
+        ),
+        "grid_coverage": lambda: plots.grid_coverage(model, returns),
+        "coefficient_mass": lambda: plots.coefficient_mass(
+            model, successors, pair.target.sample(successors, rng)
+        ),
+    }
+    if model.diagnostics_["tuning"]:
+        figures["tuning"] = lambda: plots.tuning(model)
+    path.mkdir()
+    with reporter.stage("plots", len(figures)) as advance:
+        for name, draw in figures.items():
+            draw().savefig(path / f"{name}.png", dpi=150)
+            advance()
+
+
+@contextmanager
+def _complete_or_absent(output: Path, overwrite: bool) -> Iterator[Path]:
+    """Directory whose content moves to ``output`` if the body succeeds, and is removed if it does not."""
+    _check_output(output, overwrite)
+    is_new = not output.exists()
+    output.mkdir(parents=True, exist_ok=True)
+    partial = output / PARTIAL
+    _remove(partial)
+    try:
+        partial.mkdir()
+        yield partial
+    except BaseException:
+        _remove(partial)
+        if is_new:
+            with suppress(OSError):
+                output.rmdir()
+        raise
+    # Without its summary the directory does not look complete, and it still counts as a demo's.
+    for name in WRITTEN:
+        old = output / name
+        if old.is_dir():
+            rmtree(old)
+        else:
+            old.unlink(missing_ok=True)
+    for name in reversed(WRITTEN):
+        if (partial / name).exists():
+            (partial / name).rename(output / name)
+    partial.rmdir()
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, though writes that were under way at an interruption may still end in it."""
+    for _ in range(20):
+        rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(0.1)
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    """Refuse a directory with anything in it but, if that may be overwritten, an earlier demonstration."""
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} is a file; choose another directory with --output")
+    found = {entry.name for entry in output.iterdir()} if output.exists() else set()
+    if not found:
+        return
+    if not overwrite:
+        raise ValueError(
+            f"{output} is not empty; choose another directory with --output, or add --overwrite if an "
+            "earlier demo in it may be replaced"
+        )
+    foreign = sorted(found - {*WRITTEN, PARTIAL})
+    if foreign:
+        raise ValueError(
+            f"{output} holds {foreign[0]!r}, which no demo wrote, so --overwrite does not replace it; "
+            "choose another directory with --output"
+        )
+    if PARTIAL not in found and not _is_demo(output / "summary.json"):
+        raise ValueError(
+            f"{output} has no summary.json of an earlier demo, so --overwrite does not replace it; "
+            "choose another directory with --output"
+        )
+
+
+def _is_demo(summary: Path) -> bool:
+    try:
+        content = json.loads(summary.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("kind") == KIND

@@ -1,0 +1,86 @@
+"""A fit at the paper's sizes: peak memory, time by stage, efficiency of the matrix products.
+
+Run ``python -m tests.benchmarks.paper_size`` (``--workers 2`` for worker processes). N = M = 14,700, L = 250,
+m = 100, Q = 768. The figures are of this machine, measured in this run; the GEMM peak is NumPy's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kedrl_dask import KEDRL
+from kedrl_dask.datasets import simulation
+from kedrl_dask.execute import ThreadExecutor, local_cluster
+
+
+def gemm_peak(seconds=2.0, size=2_000):
+    """Best rate of float64 matrix products, in flop per second, with all BLAS threads."""
+    a, b = np.random.default_rng(0).random((2, size, size))
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        a @ b
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def peak_memory():
+    """Largest resident set of this process, and of any child, in bytes."""
+    own, children = (
+        resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return own, children
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--transitions", type=int, default=14_700)
+    parser.add_argument("--features", type=int, default=768)
+    parser.add_argument("--workers", type=int, default=0, help="worker processes; 0 is threads")
+    options = parser.parse_args()
+    pair = simulation.PAIRS["uniform-gaussian"]
+    model = KEDRL(
+        simulation.DISCOUNT,
+        return_kernel=pair.settings.kernel,
+        n_features=options.features,
+        n_conditioning=options.transitions,
+    )
+    peak = gemm_peak()
+    before = peak_memory()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        store = simulation.write(Path(folder) / "store", pair, options.transitions)
+        if options.workers:
+            with local_cluster(options.workers) as executor:
+                model.fit(store, pair.target, executor=executor, progress="none")
+        else:
+            model.fit(store, pair.target, executor=ThreadExecutor(), progress="none")
+    report(model, peak, before)
+
+
+def report(model, peak, before):
+    sizes, seconds, solution = model.diagnostics_["sizes"], model.diagnostics_["seconds"], model.solution_
+    n, m_points, m = sizes["transitions"], sizes["conditioning"], sizes["atoms"]
+    print("  ".join(f"{name} {value:,}" for name, value in sizes.items()))
+    for stage, value in seconds.items():
+        print(f"{stage:<22}{value:8.1f} s")
+    print(f"{'total':<22}{sum(seconds.values()):8.1f} s")
+    flop = 8 * m_points * m * (sizes["basis"] + 2 * sizes["features"]) * solution.n_products
+    rate = flop / seconds["solver"]
+    print(f"solver: {solution.n_products} products to {solution.certificate:.1e}")
+    print(f"products {rate / 1e9:.1f} Gflop/s of {peak / 1e9:.1f} Gflop/s GEMM peak: {rate / peak:.0%}")
+    own, children = peak_memory()
+    mib = 2**20
+    print(f"peak memory: this process {own / mib:,.0f} MiB ({before / mib:,.0f} before the fit)", end="")
+    print(f", largest worker {children / mib:,.0f} MiB" if children > own / 10 else "")
+    for name, size in (("N×N", n * n), ("N×M", n * m_points), ("M×m×m", m_points * m * m)):
+        print(f"a float64 array {name} alone would be {8 * size / mib:,.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

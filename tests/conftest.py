@@ -1,0 +1,56 @@
+"""What several test modules share: small data, and a store of it."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from kedrl_dask import Matern, TransitionStore, policies
+
+# Tests are small: BLAS threads would only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+#: A cluster for a test: no fixed port, nothing reachable from outside.
+LOOPBACK = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+
+
+def make_episodes(n_episodes=8, length=6, p=2, q=1, d=2, seed=0, n_terminated=0):
+    """Recorded rows of a small stable linear system; the first episodes terminate."""
+    rng = np.random.default_rng(seed)
+    columns = {name: [] for name in ("state", "action", "reward", "episode", "step", "terminated")}
+    for episode in range(n_episodes):
+        state = rng.standard_normal(p)
+        for step in range(length):
+            action = 0.3 * state[:1].repeat(q) + rng.uniform(-1, 1, q)
+            columns["state"].append(state)
+            columns["action"].append(action)
+            columns["reward"].append(0.5 * state[0] + action[0] + 0.4 * rng.standard_normal(d))
+            columns["episode"].append(episode)
+            columns["step"].append(step)
+            columns["terminated"].append(episode < n_terminated and step == length - 1)
+            state = 0.6 * state + 0.3 * action[0] + 0.4 * rng.standard_normal(p)
+    return {name: np.array(values) for name, values in columns.items()}
+
+
+@pytest.fixture
+def policy():
+    return policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+
+
+@pytest.fixture
+def small_store(tmp_path):
+    return TransitionStore.from_arrays(tmp_path / "store", **make_episodes())
+
+
+@pytest.fixture
+def terminal_store(tmp_path):
+    return TransitionStore.from_arrays(tmp_path / "store", **make_episodes(n_terminated=3))
+
+
+@pytest.fixture
+def kernels():
+    """An input kernel and a return kernel, for small data."""
+    return Matern(2.5, 1.5, 1.1), Matern(5.5, (1.2, 0.9), 0.85)

@@ -1,0 +1,232 @@
+"""The whole separated construction against the literal formulas of tests/dense.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore
+from kedrl_dask.criterion import Penalties, bellman_residual, operators, product, value_and_gradient
+from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.solvers import LBFGS, PCG
+from tests import dense
+from tests.conftest import make_episodes
+
+DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS = 0.6, 1e-3, 1e-4, 0.7
+
+
+def fit(store, policy, kernels, **settings):
+    """Fit with every input a landmark, so that nothing is approximate but the features."""
+    rng = np.random.default_rng(3)
+    defaults = {
+        "input_kernel": kernels[0], "return_kernel": kernels[1], "n_landmarks": 10_000,
+        "landmark_threshold": 0.0, "n_basis": 6, "points": "random", "n_features": 12, "n_draws": 3,
+        "ridge_gamma": RIDGE_GAMMA, "ridge_b": RIDGE_B, "mass_penalty": MASS,
+        "grid": rng.standard_normal((5, store.reward_dim)), "n_blocks": 3, "chunk_points": 7,
+        "solver": PCG(tolerance=1e-13),
+    }  # fmt: skip
+    model = KEDRL(DISCOUNT, **(defaults | settings))
+    return model.fit(store, policy, executor=ThreadExecutor(2), progress="none")
+
+
+def literal(model, store, policy, continuation="sampled", eta=None, negative=0.0):
+    """The criterion of the same fit, written out."""
+    t = store.transitions()
+    kernel, features = (
+        model.input_kernel_,
+        dense.FeatureKernel(model.frequencies_, model.return_kernel_.sigma),
+    )
+    if continuation == "sampled":
+        kappa = dense.continuation_sampled(kernel, model.basis_, t.next_state, t.terminal, policy, 3)
+    else:
+        successor = np.hstack([t.next_state, t.next_action])
+        kappa = dense.continuation_ratio(kernel, model.basis_, successor, t.terminal, eta)
+    weights = np.full(len(t), 1 / len(t))
+    return dense.Criterion(
+        kernel, features, t.inputs, t.reward, t.terminal, kappa, model.basis_, model.grid_, t.inputs, weights,
+        DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS, negative=negative,
+    )  # fmt: skip
+
+
+def close(actual, expected, tolerance=1e-8):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert np.linalg.norm(actual - expected) <= tolerance * np.linalg.norm(expected)
+
+
+@pytest.fixture(params=["truncated", "terminated"])
+def store(request, tmp_path):
+    n_terminated = 0 if request.param == "truncated" else 3
+    data = make_episodes(n_episodes=5, length=5, n_terminated=n_terminated)
+    return TransitionStore.from_arrays(tmp_path / "store", **data)
+
+
+def test_operators__all_inputs_are_landmarks(store, policy, kernels):
+    model = fit(store, policy, kernels)
+    oracle = literal(model, store, policy)
+    chunk, mass = model.operators_(store.transitions().inputs)
+    close(chunk.basis, oracle.k)
+    close(chunk.continuation, oracle.phi)
+    close(mass, [g.sum() for g in oracle.gamma])
+    close(model.return_space_.gram, oracle.grid_gram)
+    h, g = operators(model.return_space_, chunk.reward_waves)
+    close(h, oracle.h)
+    close(g, oracle.g)
+
+
+def test_conditional_weights__any_response(store, policy, kernels):
+    """Γ itself: the regression reproduces Γ(x)ᵀy for the reward's characteristic function at new inputs."""
+    model = fit(store, policy, kernels)
+    t = store.transitions()
+    new = t.inputs[:4] + 0.3
+    phase = t.reward @ model.frequencies_.T
+    gamma = np.array([dense.conditional_weights(model.input_kernel_, t.inputs, x, RIDGE_GAMMA) for x in new])
+    chunk, _ = model.operators_(new)
+    close(chunk.reward_waves, gamma @ np.hstack([np.cos(phase), np.sin(phase)]))
+
+
+def test_residual_objective_gradient_product__random_coefficients(store, policy, kernels):
+    model = fit(store, policy, kernels)
+    oracle = literal(model, store, policy)
+    inputs = store.transitions().inputs
+    chunk, _ = model.operators_(inputs)
+    b = np.random.default_rng(1).standard_normal(model.coefficients_.shape)
+    space, penalties = model.return_space_, Penalties(MASS)
+    close(bellman_residual(chunk, space, b), [oracle.residual(q, b) for q in range(len(inputs))])
+    value, gradient = value_and_gradient(chunk, space, penalties, b)
+    ridge = RIDGE_B * oracle.basis_gram @ b
+    close(value + np.vdot(b, ridge), oracle.value(b))
+    close(gradient + 2 * ridge, oracle.gradient(b))
+    image = product(chunk, space, penalties, b) + 2 * ridge
+    close(image, oracle.gradient(b) - oracle.gradient(0 * b))
+
+
+def test_minimiser__pcg(store, policy, kernels):
+    model = fit(store, policy, kernels)
+    oracle = literal(model, store, policy)
+    expected = oracle.minimiser(model.coefficients_.shape)
+    close(model.coefficients_, expected)
+    assert model.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
+    assert model.solution_.certificate <= 1e-13
+
+
+def test_bellman_risk__new_inputs(store, policy, kernels):
+    """eq:generalization_metric, with operators of the training sample and the reward shift."""
+    model = fit(store, policy, kernels)
+    t = store.transitions()
+    new = t.inputs[::4] + 0.2
+    features = dense.FeatureKernel(model.frequencies_, model.return_kernel_.sigma)
+    kappa = dense.continuation_sampled(model.input_kernel_, model.basis_, t.next_state, t.terminal, policy, 3)
+    oracle = dense.Criterion(
+        model.input_kernel_, features, t.inputs, t.reward, t.terminal, kappa, model.basis_, model.grid_, new,
+        np.ones(len(new)), DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS,
+    )  # fmt: skip
+    expected = [oracle.residual(q, model.coefficients_) for q in range(len(new))]
+    close(model.bellman_risk(new[:, :2], new[:, 2:]), expected, 1e-7)
+
+
+def test_minimiser__negative_penalty(store, policy, kernels):
+    model = fit(store, policy, kernels, negative_penalty=0.5, solver=LBFGS(tolerance=1e-7))
+    oracle = literal(model, store, policy, negative=0.5)
+    assert model.solution_.result.ok
+    assert model.solution_.value == pytest.approx(oracle.value(model.coefficients_), rel=1e-9)
+    assert np.abs(oracle.gradient(model.coefficients_)).max() < 1e-6
+    assert (model.weights(*np.split(store.transitions().inputs, [2], axis=1)) < 0).any()
+
+
+def test_minimiser__ratio_continuation(store, policy, kernels):
+    options = ULSIF(n_centers=7, ridge=0.05)
+    model = fit(store, policy, kernels, continuation="ratio", ratio=options)
+    t = store.transitions()
+    # The ratio as the fit made it: its own centres, the literal algorithm.
+    eta = _literal_ratio(model, store, policy, options)
+    oracle = literal(model, store, policy, "ratio", eta)
+    close(model.coefficients_, oracle.minimiser(model.coefficients_.shape))
+    goes_on = eta[~t.terminal]
+    ratio = model.diagnostics_["ratio"]
+    assert ratio["effective_sample_size"] == pytest.approx(
+        goes_on.sum() ** 2 / (goes_on**2).sum() / goes_on.size
+    )
+    assert (ratio["min"], ratio["max"]) == pytest.approx((goes_on.min(), goes_on.max()))
+
+
+def _literal_ratio(model, store, policy, options):
+    t = store.transitions()
+    goes_on = ~t.terminal
+    logged = np.hstack([t.next_state, t.next_action])
+    actions, weights = policy.draws(t.next_state[goes_on], 3)
+    numerator = np.concatenate([np.hstack([t.next_state[goes_on], a]) for a in actions])
+    kernel, centers = model.input_kernel_, model.ratio_.centers
+    at_denominator = dense.gram(kernel, centers, logged[goes_on])
+    second = at_denominator @ at_denominator.T / goes_on.sum()
+    mean = dense.gram(kernel, centers, numerator) @ np.repeat(weights, goes_on.sum()) / goes_on.sum()
+    alpha = np.maximum(np.linalg.solve(second + options.ridge * np.eye(len(centers)), mean), 0)
+    alpha /= np.mean(at_denominator.T @ alpha)
+    return np.where(goes_on, alpha @ dense.gram(kernel, centers, logged), 0.0)
+
+
+def test_ratio__clipped_and_scaled_to_mean_one(store, policy, kernels):
+    free = fit(store, policy, kernels, continuation="ratio", ratio=ULSIF(n_centers=7, ridge=1e-4))
+    bound = 1.05
+    assert free.diagnostics_["ratio"]["max"] > bound
+    clipped = fit(
+        store, policy, kernels, continuation="ratio", ratio=ULSIF(n_centers=7, ridge=1e-4, clip=bound)
+    )
+    t = store.transitions()
+    goes_on = ~t.terminal
+    raw = free.ratio_(np.hstack([t.next_state, t.next_action]))[goes_on]
+    expected = np.minimum(raw, bound)
+    expected *= goes_on.sum() / expected.sum()
+    found = clipped.ratio_(np.hstack([t.next_state, t.next_action]))[goes_on]
+    close(found, expected)
+    eta = np.zeros(len(t))
+    eta[goes_on] = expected
+    oracle = literal(clipped, store, policy, "ratio", eta)
+    close(clipped.coefficients_, oracle.minimiser(clipped.coefficients_.shape))
+
+
+def test_block_matrix__positive_semidefinite(store, policy, kernels):
+    """[[K_Z, −H], [−Hᵀ, G]] ⪰ 0 at every point: the criterion is convex (app:population_finite_criterion)."""
+    model = fit(store, policy, kernels)
+    chunk, _ = model.operators_(store.transitions().inputs)
+    space = model.return_space_
+    for h, g in zip(*operators(space, chunk.reward_waves), strict=True):
+        block = np.block([[space.gram, -h], [-h.T, g]])
+        assert np.linalg.eigvalsh(block).min() > -1e-12
+
+
+def test_zero__minimises_without_mass_term(small_store, policy, kernels):
+    model = fit(small_store, policy, kernels, mass_penalty=0.0)
+    assert np.abs(model.coefficients_).max() == 0
+    assert model.solution_.value == 0
+
+
+def test_embed__exact_return_kernel(store, policy, kernels):
+    model = fit(store, policy, kernels)
+    at = np.array([[0.1, -0.2], [1.0, 0.4], [30.0, 30.0]])
+    state, action = np.array([[0.3, 0.2]]), np.array([[-0.4]])
+    k = dense.gram(model.input_kernel_, np.hstack([state, action]), model.basis_)
+    omega = model.coefficients_.T @ k[0]
+    close(model.weights(state, action)[0], omega)
+    close(model.embed(state, action, at=at)[0], omega @ dense.gram(model.return_kernel_, model.grid_, at))
+    close(model.embed(state, action, at=at[None]), model.embed(state, action, at=at))
+
+
+def test_features__approach_the_exact_criterion(small_store, policy):
+    """With many frequencies the fitted residual is that of the exact Matérn return kernel."""
+    kernels = Matern(2.5, 1.5), Matern(5.5, 1.2)
+    model = fit(small_store, policy, kernels, n_features=4096)
+    t = small_store.transitions()
+
+    class Exact:
+        def __call__(self, z, other):
+            return dense.matern(5.5, 1.2, 1.0, z, other)
+
+        def gram(self, zs, others):
+            return np.asarray(kernels[1](np.asarray(zs), np.asarray(others)))
+
+    x = t.inputs[3]
+    gamma = dense.conditional_weights(model.input_kernel_, t.inputs, x, RIDGE_GAMMA)
+    chunk, _ = model.operators_(x[None])
+    h, g = operators(model.return_space_, chunk.reward_waves)
+    close(h[0], dense.h_matrix(Exact(), model.grid_, DISCOUNT, t.reward, gamma), 0.01)
+    close(g[0], dense.g_matrix(Exact(), model.grid_, DISCOUNT, t.reward, gamma), 0.01)

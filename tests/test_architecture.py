@@ -1,0 +1,101 @@
+"""The house has three floors; imports point down only. One module knows Dask, one knows Zarr."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import kedrl_dask
+
+PACKAGE = Path(kedrl_dask.__file__).parent
+
+FLOORS = {
+    # Mathematics on NumPy arrays.
+    1: {
+        "criterion", "design", "grid", "kernels", "noise", "nystrom", "operators", "policies", "precondition",
+        "ratio", "solvers", "spectral", "tuning",
+    },
+    # Storage and execution.
+    2: {
+        "episodes", "execute", "objective", "passes", "plan", "progress", "schema", "store", "transitions",
+        "validation", "writer",
+    },
+    # What people touch.
+    3: {
+        "__init__", "__main__", "cli", "datasets", "demo", "diagnostics", "fitting", "model", "persist",
+        "plots", "report", "settings",
+    },
+}  # fmt: skip
+FREE = {"_version"}
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path):
+    """Module or folder directly below the package."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def floor(name):
+    return next(number for number, names in FLOORS.items() if name in names)
+
+
+def imports(path):
+    """Dotted names of everything that a module imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_room__stands_on_one_floor():
+    rooms = {room(path) for path in SOURCES} - FREE
+    listed = [name for names in FLOORS.values() for name in names]
+    assert rooms == set(listed)
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports__point_down(path):
+    own = room(path)
+    if own in FREE:
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "kedrl_dask" or len(parts) == 1 or parts[1] in FREE | {own}:
+            continue
+        target = parts[1] if (PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").exists() else own
+        assert floor(target) <= floor(own), f"{own} (floor {floor(own)}) imports {name}"
+
+
+@pytest.mark.parametrize(
+    ("library", "owner"), [("zarr", "store"), ("distributed", "execute"), ("dask", "execute")]
+)
+def test_library__known_to_one_module(library, owner):
+    users = {room(path) for path in SOURCES if any(n.split(".")[0] == library for n in imports(path))}
+    assert users == {owner}
+
+
+def test_dependencies__every_import_is_declared():
+    declared = {
+        "dask",
+        "distributed",
+        "matplotlib",
+        "numpy",
+        "rich",
+        "scipy",
+        "sklearn",
+        "threadpoolctl",
+        "zarr",
+    }
+    used = {name.split(".")[0] for path in SOURCES for name in imports(path)}
+    assert used - set(sys.stdlib_module_names) - {"kedrl_dask"} <= declared
+
+
+def test_modules__fit_in_a_room():
+    long = {path.name: n for path in SOURCES if (n := len(path.read_text().splitlines())) > 450}
+    assert not long

@@ -1,0 +1,127 @@
+"""Executors: order, errors, sharing, and the same numbers wherever chunk functions run."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from threadpoolctl import threadpool_info
+
+from kedrl_dask.execute import PIECE_BYTES, DistributedExecutor, ThreadExecutor, default_executor
+from tests.conftest import LOOPBACK
+
+
+@pytest.fixture(scope="module")
+def client():
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK, processes=True) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(params=["threads", "distributed"])
+def executor(request):
+    if request.param == "threads":
+        return ThreadExecutor(2)
+    return DistributedExecutor(request.getfixturevalue("client"))
+
+
+def slow_square(x, offset):
+    time.sleep(0.05 * (x == 0))  # the first finishes last
+    return x**2 + offset
+
+
+def fail_at_two(x):
+    if x == 2:
+        raise ValueError("chunk 2 is bad")
+    return x
+
+
+def add(x, y):
+    return x + y
+
+
+def blas_threads(_):
+    return max(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+
+
+def test_map__results_in_order_of_items(executor):
+    done = []
+    result = executor.map(slow_square, range(6), 1, advance=lambda: done.append(1))
+    assert result == [1, 2, 5, 10, 17, 26]
+    assert len(done) == 6
+
+
+def test_map__error_names_the_cause(executor):
+    with pytest.raises(ValueError, match="chunk 2 is bad"):
+        executor.map(fail_at_two, range(5))
+
+
+def test_map__no_items(executor):
+    assert executor.map(fail_at_two, []) == []
+
+
+def test_hold__handles_serve_again(executor):
+    handles = executor.hold(slow_square, range(3), 0)
+    shared = executor.share(np.arange(2.0))
+    for _ in range(2):
+        results = executor.map(add, handles, shared)
+        np.testing.assert_array_equal(results, [[0, 1], [1, 2], [4, 5]])
+
+
+def test_share__larger_than_a_piece(executor):
+    value = np.arange(PIECE_BYTES // 8 + 1000, dtype=np.float64)
+    (result,) = executor.map(add, [1.0], executor.share(value))
+    np.testing.assert_array_equal(result, value + 1)
+
+
+def test_chunk_functions__one_blas_thread(executor):
+    assert executor.map(blas_threads, range(3)) == [1, 1, 1]
+
+
+def test_threads__blas_threads_restored():
+    before = threadpool_info()
+    ThreadExecutor(2).map(blas_threads, range(3))
+    assert threadpool_info() == before
+
+
+def test_n_threads(client):
+    assert ThreadExecutor(3).n_threads == 3
+    assert ThreadExecutor().n_threads <= (os.cpu_count() or 1)
+    assert DistributedExecutor(client).n_threads == 2
+
+
+def test_default_executor__active_client(client):
+    with client.as_current():
+        assert isinstance(default_executor(), DistributedExecutor)
+
+
+def test_default_executor__no_client():
+    assert isinstance(default_executor(), ThreadExecutor)
+
+
+def kill_own_worker_once(x, marker):
+    """Die the first time, as a preempted worker does; finish the second time."""
+    if x == 1 and not os.path.exists(marker):
+        with open(marker, "w"):
+            pass
+        os._exit(1)
+    return 10 * x
+
+
+@pytest.mark.filterwarnings("ignore")  # a dying worker makes its neighbours complain
+def test_distributed__lost_worker_is_recomputed(tmp_path):
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
+        Client(cluster) as client,
+    ):
+        executor = DistributedExecutor(client)
+        held = executor.hold(slow_square, range(4), 0)
+        shared = executor.share(5)
+        assert executor.map(add, held, shared) == [5, 6, 9, 14]
+        assert executor.map(kill_own_worker_once, range(4), str(tmp_path / "marker")) == [0, 10, 20, 30]
+        assert executor.map(add, held, shared) == [5, 6, 9, 14]

@@ -1,0 +1,309 @@
+"""The estimator: conventions, invariances, errors, saving."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore, policies
+from kedrl_dask.execute import DistributedExecutor, ThreadExecutor
+from kedrl_dask.solvers import PCG, AdamW
+from kedrl_dask.store import StoreError
+from kedrl_dask.transitions import DataError
+from tests.conftest import LOOPBACK, make_episodes
+
+SMALL = {"n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "n_blocks": 4}
+
+
+def small_model(**settings):
+    return KEDRL(0.6, **(SMALL | settings))
+
+
+def fit(store, policy, executor=None, **settings):
+    return small_model(**settings).fit(store, policy, executor=executor or ThreadExecutor(2), progress="none")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return TransitionStore.from_arrays(tmp_path / "store", **make_episodes(n_episodes=30, length=9))
+
+
+def random_actions(state, rng):
+    return 0.2 * state[:, :1] + rng.standard_normal((len(state), 1))
+
+
+def difference(first, second):
+    """Relative difference of the fitted maps at inputs all over the place."""
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((20, 2)), rng.standard_normal((20, 1))
+    a, b = first.weights(*inputs), second.weights(*inputs)
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+def test_fit__only_discount_and_policy(store, policy):
+    model = KEDRL(0.6, n_atoms=20).fit(store, policy, progress="none")
+    assert model.solution_.result.ok
+    assert model.coefficients_.shape == (len(model.basis_), 20)
+    held_out = model.diagnostics_["held_out"]
+    assert held_out["coefficient_mass"]["mean"] == pytest.approx(1, abs=0.05)
+    assert held_out["bellman_risk"] < 0.01
+
+
+def test_fit__repeats_exactly(store, policy):
+    first, second = fit(store, policy), fit(store, policy)
+    np.testing.assert_array_equal(first.coefficients_, second.coefficients_)
+    first.diagnostics_.pop("seconds")
+    second.diagnostics_.pop("seconds")
+    assert first.diagnostics_ == second.diagnostics_
+    assert difference(fit(store, policy, random_state=1), first) > 1e-6
+
+
+@pytest.mark.parametrize("continuation", ["sampled", "ratio"])
+@pytest.mark.parametrize("target", ["gaussian", "function"])
+def test_fit__number_of_chunks_does_not_matter(store, policy, continuation, target):
+    """1, 2 and 5 chunks of every kind: of episodes and of conditioning points."""
+    chosen = policy if target == "gaussian" else policies.Function(random_actions)
+    settings = {"continuation": continuation, "ridge_gamma": 1e-4, "solver": PCG(tolerance=1e-12)}
+    n = store.n_transitions
+    models = [fit(store, chosen, n_blocks=k, chunk_points=-(-n // k), **settings) for k in (1, 2, 5)]
+    assert difference(models[1], models[0]) < 1e-10
+    assert difference(models[2], models[0]) < 1e-10
+
+
+def test_fit__stored_chunks_do_not_matter(tmp_path, policy):
+    data = make_episodes(n_episodes=30, length=9)
+    stores = [TransitionStore.from_arrays(tmp_path / str(k), **data, chunk_rows=k) for k in (7, 1_000)]
+    assert difference(fit(stores[0], policy), fit(stores[1], policy)) == 0
+
+
+def test_fit__number_of_workers_does_not_matter(store, policy):
+    reference = fit(store, policy, ThreadExecutor(1))
+    assert difference(fit(store, policy, ThreadExecutor(2)), reference) == 0
+    for n_workers in (1, 2):
+        with (
+            LocalCluster(n_workers=n_workers, threads_per_worker=1, **LOOPBACK) as cluster,
+            Client(cluster, set_as_default=False) as client,
+        ):
+            model = fit(store, policy, DistributedExecutor(client))
+        assert difference(model, reference) < 1e-10
+
+
+def test_fit__active_client_is_used(store, policy, monkeypatch):
+    used = []
+    original = DistributedExecutor.map
+    monkeypatch.setattr(
+        DistributedExecutor, "map", lambda self, *a, **k: used.append(1) or original(self, *a, **k)
+    )
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, **LOOPBACK, processes=False) as cluster,
+        Client(cluster),
+    ):
+        model = small_model().fit(store, policy, progress="none")
+    assert used
+    assert difference(model, fit(store, policy)) < 1e-10
+
+
+def test_fit__leaves_nothing_behind_unless_asked(store, policy, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    fit(store, policy)
+    assert sorted(tmp_path.iterdir()) == before
+    small_model().fit(store, policy, run=tmp_path / "run", progress="none")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"sums", "conditioning"}
+
+
+def test_fit__terminal_rows_change_the_answer(tmp_path, policy):
+    open_ended = TransitionStore.from_arrays(tmp_path / "a", **make_episodes(30, 9))
+    ended = TransitionStore.from_arrays(tmp_path / "b", **make_episodes(30, 9, n_terminated=30))
+    assert ended.n_transitions == open_ended.n_transitions + 30
+    first, second = fit(open_ended, policy), fit(ended, policy)
+    assert second.operators_.terminal is not None
+    assert difference(first, second) > 0.01
+    assert second.diagnostics_["held_out"]["coefficient_mass"]["mean"] == pytest.approx(1, abs=0.1)
+
+
+def test_pcg__objective_not_above_adamw(store, policy):
+    settings = {"ridge_gamma": 1e-3, "input_kernel": Matern(2.5, 2.0)}
+    exact = fit(store, policy, **settings)
+    paper = fit(store, policy, solver=AdamW(n_iterations=600, batch_size=32, learning_rate=0.01), **settings)
+    assert exact.solution_.value <= paper.solution_.value
+    # The same problem: its value at the other's minimiser is what the other reports, and not far off.
+    assert paper.solution_.value < 20 * exact.solution_.value
+    assert paper.solution_.certificate > exact.solution_.certificate
+
+
+def test_automatic_kernels__scales_of_columns_do_not_matter(tmp_path):
+    data = make_episodes(30, 9)
+    target = policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+    plain = fit(TransitionStore.from_arrays(tmp_path / "a", **data), target)
+    scaled = dict(data, state=data["state"] * [1000.0, 0.01], reward=data["reward"] * [50.0, 0.02])
+    other = policies.Gaussian(weights=[[0.2 / 1000.0], [-0.1 / 0.01]], bias=0.1, scale=0.3)
+    rescaled = fit(TransitionStore.from_arrays(tmp_path / "b", **scaled), other)
+    state, action = data["state"][:5], data["action"][:5]
+    np.testing.assert_allclose(
+        rescaled.weights(state * [1000.0, 0.01], action), plain.weights(state, action), atol=1e-5
+    )
+
+
+def test_grid__bounded_rewards_fill_the_bellman_box(store, policy):
+    low, high = store.statistics["reward"]["min"], store.statistics["reward"]["max"]
+    model = fit(store, policy, reward_bounds=(low, high))
+    assert (model.grid_ >= low / 0.4 - 1e-12).all()
+    assert (model.grid_ <= high / 0.4 + 1e-12).all()
+    assert np.ptp(model.grid_, axis=0) == pytest.approx((high - low) / 0.4, rel=0.3)
+
+
+def test_n_conditioning__some_of_the_inputs(store, policy):
+    model = fit(store, policy, n_conditioning=50)
+    assert model.diagnostics_["sizes"]["conditioning"] == 50
+    assert difference(model, fit(store, policy)) < 0.5
+
+
+def test_save_and_load__same_answers(store, policy, tmp_path):
+    model = fit(
+        store, policy, continuation="ratio", ratio=ULSIF(n_centers=9, clip=4.0), solver=PCG(tolerance=1e-9)
+    )
+    model.save(tmp_path / "model")
+    loaded = KEDRL.load(tmp_path / "model")
+    state, action = np.ones((3, 2)), np.zeros((3, 1))
+    at = np.array([[0.0, 0.5]])
+    np.testing.assert_array_equal(loaded.weights(state, action), model.weights(state, action))
+    np.testing.assert_array_equal(loaded.embed(state, action, at=at), model.embed(state, action, at=at))
+    np.testing.assert_array_equal(loaded.bellman_risk(state, action), model.bellman_risk(state, action))
+    assert loaded.get_params() == model.get_params()
+    assert loaded.diagnostics_ == json.loads(json.dumps(model.diagnostics_))
+    assert (loaded.solution_.result, loaded.solution_.history) == (
+        model.solution_.result,
+        model.solution_.history,
+    )
+    assert loaded.ratio_ is not None
+    np.testing.assert_array_equal(loaded.ratio_(np.ones((2, 3))), model.ratio_(np.ones((2, 3))))
+
+
+def test_save__no_pickle_on_disk(store, policy, tmp_path):
+    fit(store, policy).save(tmp_path / "model")
+    names = {path.name for path in (tmp_path / "model").rglob("*") if path.is_file()}
+    assert not any("pickle" in name or name.endswith(".pkl") for name in names)
+    for path in (tmp_path / "model").rglob("zarr.json"):
+        assert "pickle" not in path.read_text()
+
+
+def test_save__existing_path(store, policy, tmp_path):
+    model = fit(store, policy)
+    model.save(tmp_path / "model")
+    with pytest.raises(FileExistsError, match=r"model.*already exists"):
+        model.save(tmp_path / "model")
+
+
+def test_load__not_a_model(store):
+    with pytest.raises(StoreError, match="expected 'kedrl model'"):
+        KEDRL.load(store.path)
+
+
+def test_sklearn__params_clone_and_html(store, policy):
+    model = small_model(input_kernel=Matern(2.5, 2.0))
+    copy = clone(model)
+    assert copy is not model
+    assert copy.get_params() == model.get_params()
+    assert model.set_params(n_atoms=15).n_atoms == 15
+    assert "KEDRL" in model._repr_html_()
+    assert "discount=0.6" in repr(model)
+    fitted = fit(store, policy)
+    assert not hasattr(clone(fitted), "coefficients_")
+
+
+def test_weights__not_fitted():
+    with pytest.raises(NotFittedError):
+        small_model().weights(np.zeros((1, 2)), np.zeros((1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"discount": 1.0}, "discount must lie strictly between 0 and 1, got 1.0"),
+        ({"discount": "a"}, "discount must lie"),
+        ({"construction": "joint"}, "construction must be"),
+        ({"continuation": "weighted"}, "continuation must be 'sampled' or 'ratio', got 'weighted'"),
+        ({"solver": "newton"}, "unknown solver 'newton'; use one of pcg, lbfgs, adamw"),
+        ({"solver": 3}, "solver must be a name or a solver object"),
+        ({"negative_penalty": 1.0}, "needs negative_penalty=0; use solver='lbfgs'"),
+        ({"negative_penalty": -1.0}, "negative_penalty must be a number ≥ 0"),
+        ({"input_kernel": "rbf"}, "input_kernel must be 'auto' or a Matern kernel"),
+        ({"input_kernel": Matern(1.5, (1.0, 2.0))}, "input_kernel has 2 length scales, the data have 3"),
+        ({"n_atoms": 0}, "n_atoms must be an integer ≥ 1, got 0"),
+        ({"n_basis": 2.5}, "n_basis must be an integer"),
+        ({"n_conditioning": -3}, "n_conditioning must be an integer ≥ 1"),
+        ({"ridge_b": 0.0}, "ridge_b must be 'auto' or a positive number"),
+        ({"ridge_gamma": "cv"}, "ridge_gamma must be 'auto' or a positive number"),
+        ({"mass_penalty": float("nan")}, "mass_penalty must be a number ≥ 0"),
+        ({"grid_expansion": 0.5}, "grid_expansion must be at least 1"),
+        ({"grid": np.zeros((4, 3))}, "grid must be finite with one row per atom and 2 columns"),
+        ({"reward_bounds": ([0.0], [1.0])}, "reward_bounds must be"),
+        ({"ratio": {"n_centers": 3}}, "ratio must be None or ULSIF settings"),
+        ({"spectral": "sobol"}, "spectral must be 'qmc'"),
+        ({"points": "grid"}, "points must be 'kmeans' or 'random'"),
+        ({"random_state": -1}, "random_state must be an integer ≥ 0"),
+        ({"n_atoms": 5_000}, "lower n_atoms or give the grid"),
+    ],
+)
+def test_fit__bad_setting(store, policy, settings, message):
+    with pytest.raises(ValueError, match=message):
+        KEDRL(**({"discount": 0.6} | SMALL | settings)).fit(store, policy, progress="none")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (policies.Gaussian(weights=np.zeros((3, 1))), "state has shape .* expected .n, 3."),
+        (policies.Gaussian(weights=np.zeros((2, 2))), "policy returns 2 action columns, the store has 1"),
+        (policies.Function(lambda state, rng: state[:, 0]), "sample returned shape"),
+        (policies.Function(lambda state, rng: np.full((len(state), 1), np.nan)), "not finite"),
+        (lambda state: state, "policy must be one of kedrl_dask.policies"),
+    ],
+)
+def test_fit__bad_policy_before_any_work(store, wrong, message, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=message):
+        small_model().fit(store, wrong, progress="none")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_fit__missing_store(policy, tmp_path):
+    with pytest.raises(StoreError, match="no such store"):
+        small_model().fit(tmp_path / "nothing", policy)
+
+
+def test_fit__one_episode_needs_a_ridge(tmp_path, policy):
+    single = TransitionStore.from_arrays(tmp_path / "one", **make_episodes(1, 60))
+    with pytest.raises(ValueError, match="ridge_gamma='auto' needs at least two episodes"):
+        fit(single, policy, input_kernel=Matern(2.5, 2.0))
+    assert fit(single, policy, input_kernel=Matern(2.5, 2.0), ridge_gamma=1e-3).solution_.result.ok
+
+
+@pytest.mark.parametrize(
+    ("state", "action", "message"),
+    [
+        (np.zeros(2), np.zeros((1, 1)), "state has shape"),
+        (np.zeros((1, 3)), np.zeros((1, 1)), "expected .n, 2."),
+        (np.zeros((2, 2)), np.zeros((1, 1)), "state has 2 rows and action 1"),
+        (np.array([[0.0, 0.0], [np.nan, 0.0]]), np.zeros((2, 1)), "state, row 1: .* not finite"),
+    ],
+)
+def test_weights__bad_inputs(store, policy, state, action, message):
+    model = fit(store, policy)
+    with pytest.raises(ValueError, match=message):
+        model.weights(state, action)
+
+
+def test_embed__bad_points(store, policy):
+    model = fit(store, policy)
+    with pytest.raises(ValueError, match=r"at has shape \(3,\), expected \(g, 2\)"):
+        model.embed(np.zeros((1, 2)), np.zeros((1, 1)), at=np.zeros(3))
+
+
+def test_data_error__is_a_value_error():
+    assert issubclass(DataError, ValueError)

@@ -1,0 +1,203 @@
+"""Figures and tables: each shows the numbers that it claims to show."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from kedrl_dask import KEDRL, plots, report
+from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.solvers import AdamW
+
+PAIR = simulation.PAIRS["uniform-gaussian"]
+SIZES = {"n_atoms": 20, "n_basis": 25, "n_landmarks": 30, "n_features": 32}
+STATE, ACTION = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return simulation.write(tmp_path_factory.mktemp("plots") / "data", PAIR, 490)
+
+
+@pytest.fixture(scope="module")
+def model(store):
+    model = KEDRL(0.7, return_kernel=PAIR.settings.kernel, **SIZES)
+    return model.fit(store, PAIR.target, progress="none")
+
+
+@pytest.fixture(scope="module")
+def adamw_model(store):
+    kernel = PAIR.settings.kernel
+    given = {"input_kernel": kernel, "return_kernel": kernel, "ridge_gamma": 1e-3}
+    model = KEDRL(0.7, solver=AdamW(n_iterations=120), **given, **SIZES)
+    return model.fit(store, PAIR.target, progress="none")
+
+
+def check_labels(figure, tmp_path):
+    """Draw it as a file, and look for labels on every visible axis."""
+    assert isinstance(figure, Figure)
+    figure.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5_000
+    return [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
+
+
+def test_convergence__pcg(model, tmp_path):
+    left, right = check_labels(plots.convergence(model), tmp_path)
+    line = right.lines[0]
+    assert line.get_ydata()[0] == 1.0
+    assert line.get_ydata()[-1] == model.solution_.certificate
+    assert line.get_xdata()[-1] == model.solution_.n_iterations
+    assert right.lines[1].get_ydata()[0] == 1e-8
+    gap = left.lines[0].get_ydata()
+    assert (gap > 0).all()
+    assert gap[0] == pytest.approx(model.solution_.history[0].value - model.solution_.value, rel=1e-6)
+    assert left.get_yscale() == right.get_yscale() == "log"
+
+
+def test_convergence__adamw_shows_batch_gradients(adamw_model, tmp_path):
+    _, right = check_labels(plots.convergence(adamw_model), tmp_path)
+    assert right.get_title() == "Gradient of the mini-batch"
+    assert list(right.lines[0].get_xdata()) == [50, 100, 120]
+
+
+def test_convergence__loaded_model(model, tmp_path):
+    model.save(tmp_path / "model")
+    figure = plots.convergence(KEDRL.load(tmp_path / "model"))
+    expected = plots.convergence(model).axes[0].lines[0].get_ydata()
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), expected)
+
+
+def test_embedding_curves__sorted_by_truth(tmp_path):
+    rng = np.random.default_rng(0)
+    true = rng.random((7, 30))
+    estimate = true + 0.01
+    panels = check_labels(plots.embedding_curves(estimate, true, columns=4), tmp_path)
+    assert len(panels) == 7
+    for point, axes in enumerate(panels):
+        dots, line = (artist.get_ydata() for artist in axes.lines)
+        np.testing.assert_array_equal(line, np.sort(true[point]))
+        np.testing.assert_allclose(dots - line, 0.01)
+        assert axes.get_title() == f"point {point + 1}: RMSE 0.0100"
+
+
+def test_embedding_curves__shapes_differ():
+    with pytest.raises(ValueError, match=r"shapes \(2, 3\) and \(2, 4\)"):
+        plots.embedding_curves(np.zeros((2, 3)), np.zeros((2, 4)))
+
+
+@pytest.mark.parametrize("coordinates", [(0, 1), (2, 0)])
+def test_embedding_surface__atoms_and_truth(model, coordinates, tmp_path):
+    law = truth.return_law(STATE[:1], ACTION[:1], PAIR.target)
+    figure = plots.embedding_surface(model, STATE[0], ACTION[0], coordinates, law=law)
+    (axes,) = check_labels(figure, tmp_path)
+    np.testing.assert_array_equal(axes.lines[0].get_xydata(), model.grid_[:, coordinates])
+    assert axes.get_xlabel() == f"return {coordinates[0] + 1}"
+    (held,) = {0, 1, 2} - set(coordinates)
+    assert f"return {held + 1} = {law.mean[0, held]:.2f}" in axes.get_title()
+    assert len(axes.collections) == 2
+    assert len(plots.embedding_surface(model, STATE[0], ACTION[0]).axes[0].collections) == 1
+
+
+def test_embedding_surface__values_are_those_of_embed(model):
+    figure = plots.embedding_surface(model, STATE[1], ACTION[1])
+    low, high = figure.axes[0].collections[0].get_clim()
+    weights = model.weights(STATE[1:2], ACTION[1:2])[0]
+    center = weights @ model.grid_ / weights.sum()
+    (peak,) = model.embed(STATE[1:2], ACTION[1:2], at=center[None]).ravel()
+    assert low <= peak <= high
+
+
+@pytest.mark.parametrize("coordinates", [(0, 0), (0, 3), (-1, 0)])
+def test_embedding_surface__bad_coordinates(model, coordinates):
+    with pytest.raises(ValueError, match="not two different ones below 3"):
+        plots.embedding_surface(model, STATE[0], ACTION[0], coordinates)
+
+
+def test_grid_coverage__each_pair(model, tmp_path):
+    returns = np.random.default_rng(0).standard_normal((500, 3))
+    panels = check_labels(plots.grid_coverage(model, returns), tmp_path)
+    assert [(a.get_xlabel(), a.get_ylabel()) for a in panels] == [
+        ("return 1", "return 2"),
+        ("return 1", "return 3"),
+        ("return 2", "return 3"),
+    ]
+    for axes, pair in zip(panels, ([0, 1], [0, 2], [1, 2]), strict=True):
+        assert axes.collections[0].get_array().sum() == 500
+        np.testing.assert_array_equal(axes.lines[0].get_xydata(), model.grid_[:, pair])
+
+
+def test_grid_coverage__one_coordinate_is_a_histogram(tmp_path):
+    grid = np.linspace(-1, 1, 9)[:, None]
+    returns = np.random.default_rng(0).standard_normal((200, 1))
+    (axes,) = check_labels(plots.grid_coverage(SimpleNamespace(grid_=grid), returns), tmp_path)
+    assert sum(bar.get_height() for bar in axes.patches) == 200
+    np.testing.assert_array_equal(axes.lines[0].get_xdata(), grid[:, 0])
+
+
+def test_grid_coverage__wrong_dimension(model):
+    with pytest.raises(ValueError, match=r"shape \(5, 2\), expected \(n, 3\)"):
+        plots.grid_coverage(model, np.zeros((5, 2)))
+
+
+def test_coefficient_mass__counts_all_inputs(model, tmp_path):
+    panels = check_labels(plots.coefficient_mass(model, STATE, ACTION), tmp_path)
+    weights = model.weights(STATE, ACTION)
+    for axes, values in zip(panels, (weights.sum(axis=1), np.maximum(-weights, 0).sum(axis=1)), strict=True):
+        assert sum(bar.get_height() for bar in axes.patches) == len(STATE)
+        left, right = axes.patches[0].get_x(), axes.patches[-1].get_x() + axes.patches[-1].get_width()
+        np.testing.assert_allclose((left, right), (values.min(), values.max()))
+
+
+def test_tuning__chosen_settings_stand_out(model, tmp_path):
+    kernel, ridge = check_labels(plots.tuning(model), tmp_path)
+    tried = model.diagnostics_["tuning"]
+    errors = np.array(tried["input_kernel"]["errors"])
+    np.testing.assert_array_equal(np.ravel(kernel.collections[0].get_array()), errors.ravel())
+    x, y = kernel.lines[0].get_xydata()[0]
+    assert errors[int(y), tried["input_kernel"]["ridges"].index(x)] == errors.min()
+    np.testing.assert_array_equal(ridge.lines[0].get_ydata(), tried["ridge_gamma"]["errors"])
+    assert ridge.lines[1].get_xdata()[0] == model.ridge_gamma_
+
+
+def test_tuning__nothing_tuned(adamw_model):
+    with pytest.raises(ValueError, match="nothing was tuned"):
+        plots.tuning(adamw_model)
+
+
+def test_convergence__failed_solution(model):
+    """A criterion that became NaN is still drawn, as far as it goes."""
+    failed = KEDRL(0.7)
+    record = model.solution_.history[0]._replace(iteration=10_000, value=np.nan, certificate=np.nan)
+    failed.solution_ = replace(model.solution_, history=(*model.solution_.history, record))
+    left, _ = plots.convergence(failed).axes
+    assert len(left.lines[0].get_xdata()) > 1
+
+
+def test_summary__not_finite_numbers_are_null(model, tmp_path):
+    model.save(tmp_path / "model")
+    model = KEDRL.load(tmp_path / "model")
+    model.diagnostics_["solver"]["certificate"] = float("nan")
+    model.diagnostics_["gamma_mass"]["max"] = float("inf")
+    text = json.dumps(report.summary(model), allow_nan=False)
+    assert json.loads(text)["solver"]["certificate"] is None
+    console = Console(file=StringIO(), width=100)
+    report.render(model, console=console)
+    assert "nan, relative norm" in console.file.getvalue()
+
+
+def test_render__ratio_rows(model, tmp_path):
+    model.save(tmp_path / "model")
+    model = KEDRL.load(tmp_path / "model")
+    ratio = {"effective_sample_size": 0.94, "mean": 1.0, "min": 0.5, "max": 5.0, "ridge": 1e-3, "centers": 7}
+    model.diagnostics_["ratio"] = ratio
+    console = Console(file=StringIO(), width=100)
+    report.render(model, {"rmse": np.array([0.1, 0.3])}, console)
+    text = console.file.getvalue()
+    assert "94.0% of the transitions" in text
+    assert "0.2000" in text
+    assert "paper" not in text
