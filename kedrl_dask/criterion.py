@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.kernels import Matern
-from kedrl_dask.spectral import waves
+from kedrl_dask.spectral import as_complex, waves
 
 __all__ = [
     "Chunk",
@@ -34,8 +34,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-#: Rows worked on at a time: their feature matrices then stay in a core's cache.
-BLOCK_ROWS = 512
+#: What two blocks of features may take: about a core's second-level cache.
+CACHE_BYTES = 2**21
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class ReturnSpace:
     Attributes
     ----------
     grid_waves : (m, 2Q) array
-        F as [cos | sin].
+        F, real and imaginary parts in turn.
     shifted_waves : (m, 2Q) array
-        E as [cos | sin].
+        E, likewise.
     scale : float
         σ²/Q.
     """
@@ -82,9 +82,9 @@ class Chunk:
     continuation : (n, L) array
         Φ_L.
     reward_waves : (n, 2Q) array
-        ρ as [real | imaginary].
+        ρ, real and imaginary parts in turn.
     terminal_waves : (n, 2Q) array or None
-        τ as [real | imaginary].
+        τ, likewise.
     """
 
     weights: Array
@@ -108,11 +108,6 @@ class Chunk:
             terminal,
         )
 
-    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[Chunk]:
-        """Consecutive pieces of at most ``size`` points."""
-        for start in range(0, len(self), size):
-            yield self.rows(slice(start, start + size))
-
 
 @dataclass(frozen=True)
 class Penalties:
@@ -127,46 +122,45 @@ class Penalties:
         return replace(self, target_mass=0.0, negative=0.0)
 
 
-def _rotate(rho: Array, x: Array) -> Array:
-    """ρ ⊙ x for complex arrays stored as [real | imaginary]."""
-    n = rho.shape[1] // 2
-    out = np.empty_like(x)
-    np.multiply(rho[:, :n], x[:, :n], out=out[:, :n])
-    out[:, :n] -= rho[:, n:] * x[:, n:]
-    np.multiply(rho[:, :n], x[:, n:], out=out[:, n:])
-    out[:, n:] += rho[:, n:] * x[:, :n]
-    return out
+def _block_rows(width: int) -> int:
+    """Points worked on at a time: two rows of features for each stay in a core's own cache."""
+    return max(32, CACHE_BYTES // (16 * width))
 
 
-def _rotate_back(rho: Array, x: Array) -> Array:
-    """conj(ρ) ⊙ x for complex arrays stored as [real | imaginary]."""
-    n = rho.shape[1] // 2
-    out = np.empty_like(x)
-    np.multiply(rho[:, :n], x[:, :n], out=out[:, :n])
-    out[:, :n] += rho[:, n:] * x[:, n:]
-    np.multiply(rho[:, :n], x[:, n:], out=out[:, n:])
-    out[:, n:] -= rho[:, n:] * x[:, :n]
-    return out
-
-
-def _residual_features(chunk: Chunk, space: ReturnSpace, u: Array, v: Array) -> Array:
-    """f at each point, as [real | imaginary]; (n, 2Q)."""
-    f = u @ space.grid_waves
-    f -= _rotate(chunk.reward_waves, v @ space.shifted_waves)
+def _residual_features(chunk: Chunk, space: ReturnSpace, u: Array, v: Array, f: Array, work: Array) -> None:
+    """Compute f at each point into ``f`` (n, 2Q); ``work`` is of the same shape."""
+    np.matmul(u, space.grid_waves, out=f)
+    np.matmul(v, space.shifted_waves, out=work)
+    rotated = as_complex(work)
+    rotated *= as_complex(chunk.reward_waves)
+    f -= work
     if chunk.terminal_waves is not None:
         f -= chunk.terminal_waves
-    return f
+
+
+def _blocks(chunk: Chunk, *arrays: Array) -> Iterator[tuple[Any, ...]]:
+    """Pieces of the chunk with the same rows of ``arrays``, and two feature arrays to work in.
+
+    The memory to work in is allocated once: worker processes give freed memory back to the system at
+    once, and asking for it again costs more than the arithmetic.
+    """
+    width = chunk.reward_waves.shape[1]
+    rows = min(_block_rows(width), len(chunk))
+    f, work = np.empty((2, rows, width), dtype=chunk.reward_waves.dtype)
+    for start in range(0, len(chunk), rows):
+        which = slice(start, start + rows)
+        part = chunk.rows(which)
+        yield part, *(a[which] for a in arrays), f[: len(part)], work[: len(part)]
 
 
 def bellman_residual(chunk: Chunk, space: ReturnSpace, coefficients: Array) -> Array:
     """Squared projected Bellman residual (eq:gamma_with_W) at each point; (n,)."""
     out = np.empty(len(chunk))
-    start = 0
-    for part in chunk.blocks():
-        f = _residual_features(part, space, part.basis @ coefficients, part.continuation @ coefficients)
-        out[start : start + len(part)] = space.scale * np.einsum("ij,ij->i", f, f)
-        start += len(part)
-    return out
+    u, v = chunk.basis @ coefficients, chunk.continuation @ coefficients
+    for part, u_part, v_part, out_part, f, work in _blocks(chunk, u, v, out):
+        _residual_features(part, space, u_part, v_part, f, work)
+        np.einsum("ij,ij->i", f, f, out=out_part)
+    return space.scale * out
 
 
 def value_and_gradient(
@@ -177,26 +171,31 @@ def value_and_gradient(
     With ``penalties.homogeneous()`` and no terminal part the criterion is a quadratic form, whose gradient
     is the product of its Hessian with B: see :func:`product`.
     """
-    value, gradient = 0.0, np.zeros(coefficients.shape)
-    for part in chunk.blocks():
-        u, v = part.basis @ coefficients, part.continuation @ coefficients
-        f = _residual_features(part, space, u, v)
-        weights = part.weights
-        value += space.scale * float(weights @ np.einsum("ij,ij->i", f, f))
-        by_u = space.scale * (f @ space.grid_waves.T)
-        by_v = -space.scale * (_rotate_back(part.reward_waves, f) @ space.shifted_waves.T)
-        excess = u.sum(axis=1) - penalties.target_mass
-        value += penalties.mass * float(weights @ excess**2)
-        by_u += penalties.mass * excess[:, None]
-        if penalties.negative > 0:
-            negative = np.minimum(u, 0)
-            value += penalties.negative * float(weights @ np.einsum("ij,ij->i", negative, negative))
-            by_u += penalties.negative * negative
-        by_u *= 2 * weights[:, None]
-        by_v *= 2 * weights[:, None]
-        gradient += part.basis.T @ by_u
-        gradient += part.continuation.T @ by_v
-    return value, gradient
+    u, v = chunk.basis @ coefficients, chunk.continuation @ coefficients
+    by_u, by_v, square = np.empty_like(u), np.empty_like(v), np.empty(len(chunk))
+    for part, u_part, v_part, by_u_part, by_v_part, square_part, f, work in _blocks(
+        chunk, u, v, by_u, by_v, square
+    ):
+        _residual_features(part, space, u_part, v_part, f, work)
+        np.einsum("ij,ij->i", f, f, out=square_part)
+        np.matmul(f, space.grid_waves.T, out=by_u_part)
+        rotated_back = np.conjugate(as_complex(part.reward_waves), out=as_complex(work))
+        rotated_back *= as_complex(f)
+        np.matmul(work, space.shifted_waves.T, out=by_v_part)
+    by_u *= space.scale
+    by_v *= -space.scale
+    square *= space.scale
+    excess = u.sum(axis=1) - penalties.target_mass
+    square += penalties.mass * excess**2
+    by_u += penalties.mass * excess[:, None]
+    if penalties.negative > 0:
+        negative = np.minimum(u, 0)
+        square += penalties.negative * np.einsum("ij,ij->i", negative, negative)
+        by_u += penalties.negative * negative
+    weights = chunk.weights[:, None]
+    gradient = chunk.basis.T @ (weights * by_u)
+    gradient += chunk.continuation.T @ (weights * by_v)
+    return float(chunk.weights @ square), 2 * gradient
 
 
 def product(chunk: Chunk, space: ReturnSpace, penalties: Penalties, direction: Array) -> Array:
@@ -212,16 +211,15 @@ def moments(chunk: Chunk, whitening: Array) -> tuple[Array, Array]:
     nearly singular K_L to rounding, and with them the convergence of the solver.
     """
     whitened = chunk.basis @ whitening
-    real, imaginary = np.split(chunk.reward_waves, 2, axis=1)
-    return whitened.T @ (chunk.weights[:, None] * whitened), chunk.weights @ (real**2 + imaginary**2)
+    power = chunk.weights @ chunk.reward_waves**2
+    return whitened.T @ (chunk.weights[:, None] * whitened), power[0::2] + power[1::2]
 
 
 def operators(space: ReturnSpace, reward_waves: Array) -> tuple[Array, Array]:
     """H(x) and G(x) (eq:h_ij, eq:g_ij) in features, for each row ρ(x) of ``reward_waves``; (n, m, m) each."""
-    n_features = reward_waves.shape[1] // 2
-    rho = reward_waves[:, :n_features] + 1j * reward_waves[:, n_features:]
-    grid = space.grid_waves[:, :n_features] + 1j * space.grid_waves[:, n_features:]
-    shifted = space.shifted_waves[:, :n_features] + 1j * space.shifted_waves[:, n_features:]
+    rho, grid, shifted = (
+        as_complex(np.ascontiguousarray(x)) for x in (reward_waves, space.grid_waves, space.shifted_waves)
+    )
     h = space.scale * np.einsum("iw,nw,kw->nik", grid.conj(), rho, shifted, optimize=True).real
     g = (
         space.scale

@@ -79,6 +79,6 @@ def basis_whitening(basis_gram: Array) -> Array:
 
 def return_gram(space: ReturnSpace, reward_power: Array, mass_penalty: float) -> Array:
     """K_Z + Ḡ + λ_mass 11ᵀ with Ḡ = (σ²/Q) Re E diag(Σϱ|ρ|²) Eᴴ; ``reward_power`` is Σϱ|ρ|² (Q,)."""
-    power = np.concatenate([reward_power, reward_power])
+    power = np.repeat(reward_power, 2)
     mean_target = space.scale * ((space.shifted_waves * power) @ space.shifted_waves.T)
     return space.gram + mean_target + mass_penalty

@@ -66,8 +66,10 @@ TRANSITION_DIGESTS = ArraySpec(
 BLOCK_SUMS: tuple[ArraySpec, ...] = (
     ArraySpec("gram", ("block", "rank", "rank_again"), "float64", "sum of psi psi^T"),
     ArraySpec("mass", ("block", "rank"), "float64", "sum of psi"),
-    ArraySpec("reward", ("block", "rank", "wave"), "float64", "sum of psi exp(iWr)^T, as [real | imaginary]"),
-    ArraySpec("reward_sum", ("block", "wave"), "float64", "sum of exp(iWr), as [real | imaginary]"),
+    ArraySpec(
+        "reward", ("block", "rank", "wave"), "float64", "sum of psi exp(iWr)^T, real and imaginary in turn"
+    ),
+    ArraySpec("reward_sum", ("block", "wave"), "float64", "sum of exp(iWr), real and imaginary in turn"),
     ArraySpec("terminal", ("block", "rank", "wave"), "float64", "sum of psi exp(iWr)^T over terminal rows"),
     ArraySpec("continuation", ("block", "rank", "basis"), "float64", "sum of psi kappa^T"),
     ArraySpec("continuation_sum", ("block", "basis"), "float64", "sum of kappa"),
@@ -91,8 +93,8 @@ CONDITIONING: tuple[ArraySpec, ...] = (
     ArraySpec("weight", ("point",), "float64", "weight of the point in the criterion; they sum to one"),
     ArraySpec("basis", ("point", "basis"), "float64", "k_L, the kernel with the state-action basis"),
     ArraySpec("continuation", ("point", "basis"), "float64", "Phi_L, the expected kernel at the successor"),
-    ArraySpec("reward_waves", ("point", "wave"), "float64", "rho, as [real | imaginary]"),
-    ArraySpec("terminal_waves", ("point", "wave"), "float64", "tau, as [real | imaginary]"),
+    ArraySpec("reward_waves", ("point", "wave"), "float64", "rho, real and imaginary in turn"),
+    ArraySpec("terminal_waves", ("point", "wave"), "float64", "tau, real and imaginary in turn"),
     ArraySpec("mass", ("point",), "float64", "sum of the conditional weights Gamma"),
 )
 

@@ -4,8 +4,8 @@ The spectral measure of a Matérn kernel is the multivariate Student-t law with 
 and scale 1/ℓ. With frequencies W drawn from it, φ(z) = (σ/√Q)·exp(iWz) satisfies
 Re φ(z)ᴴφ(z') ≈ k(z, z'), and φ(r + γz) = exp(iWr) ⊙ φ(γz) exactly.
 
-Complex features are stored as real arrays [cos | sin] of twice the width, so that every product is a
-real matrix product.
+Complex features are kept as real arrays of twice the width, real and imaginary parts in turn: every
+matrix product is then a real one, and :func:`as_complex` looks at the same memory as complex numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy.stats import chi, ortho_group, qmc
 
 from kedrl_dask.kernels import Matern
 
-__all__ = ["METHODS", "frequencies", "kernel_error", "waves"]
+__all__ = ["METHODS", "as_complex", "frequencies", "kernel_error", "waves"]
 
 Array = npt.NDArray[Any]
 Method = Literal["qmc", "orthogonal", "iid"]
@@ -76,14 +76,19 @@ def _orthogonal_gaussian(dim: int, n_features: int, rng: np.random.Generator) ->
 
 
 def waves(points: Array, frequencies: Array) -> Array:
-    """exp(iWz) for each row z of ``points``, as the real array [cos Wz | sin Wz] of shape (n, 2Q)."""
+    """exp(iWz) for each row z of ``points``, as cosines and sines in turn; shape (n, 2Q)."""
+    points = np.asarray(points)
     points = points.astype(np.result_type(points, np.float32), copy=False)
     phase = points @ frequencies.T.astype(points.dtype, copy=False)
-    n_features = phase.shape[1]
-    out = np.empty((phase.shape[0], 2 * n_features), dtype=phase.dtype)
-    np.cos(phase, out=out[:, :n_features])
-    np.sin(phase, out=out[:, n_features:])
-    return out
+    out = np.empty((*phase.shape, 2), dtype=phase.dtype)
+    np.cos(phase, out=out[..., 0])
+    np.sin(phase, out=out[..., 1])
+    return out.reshape(len(phase), -1)
+
+
+def as_complex(x: Array) -> Array:
+    """View an array of real and imaginary parts in turn (n, 2Q) as complex numbers (n, Q)."""
+    return x.view(np.result_type(x.dtype, np.complex64))
 
 
 def kernel_error(kernel: Matern, points: Array, frequencies: Array) -> float:

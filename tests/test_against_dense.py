@@ -9,6 +9,7 @@ from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore
 from kedrl_dask.criterion import Penalties, bellman_residual, operators, product, value_and_gradient
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.solvers import LBFGS, PCG
+from kedrl_dask.spectral import as_complex
 from tests import dense
 from tests.conftest import make_episodes
 
@@ -81,7 +82,7 @@ def test_conditional_weights__any_response(store, policy, kernels):
     phase = t.reward @ model.frequencies_.T
     gamma = np.array([dense.conditional_weights(model.input_kernel_, t.inputs, x, RIDGE_GAMMA) for x in new])
     chunk, _ = model.operators_(new)
-    close(chunk.reward_waves, gamma @ np.hstack([np.cos(phase), np.sin(phase)]))
+    close(as_complex(chunk.reward_waves), gamma @ np.exp(1j * phase))
 
 
 def test_residual_objective_gradient_product__random_coefficients(store, policy, kernels):

@@ -10,7 +10,7 @@ from scipy.stats import kstest
 from scipy.stats import t as student
 
 from kedrl_dask.kernels import Matern
-from kedrl_dask.spectral import METHODS, frequencies, kernel_error, waves
+from kedrl_dask.spectral import METHODS, as_complex, frequencies, kernel_error, waves
 
 KERNEL = Matern(nu=5.5, length_scale=1.25, sigma=0.85)
 
@@ -131,9 +131,6 @@ def test_waves__reward_shift_is_a_rotation(dim, n_features, discount, seed):
     rng = np.random.default_rng(seed)
     w = frequencies(KERNEL, dim, n_features, "iid", seed)
     r, z = rng.normal(size=(2, 5, dim))
-
-    def as_complex(x):
-        return x[:, :n_features] + 1j * x[:, n_features:]
 
     shifted = as_complex(waves(r + discount * z, w))
     np.testing.assert_allclose(

@@ -60,10 +60,10 @@ def main():
                 model.fit(store, pair.target, executor=executor, progress="none")
         else:
             model.fit(store, pair.target, executor=ThreadExecutor(), progress="none")
-    report(model, peak, before)
+    report(model, peak, before, options.workers)
 
 
-def report(model, peak, before):
+def report(model, peak, before, n_workers):
     sizes, seconds, solution = model.diagnostics_["sizes"], model.diagnostics_["seconds"], model.solution_
     n, m_points, m = sizes["transitions"], sizes["conditioning"], sizes["atoms"]
     print("  ".join(f"{name} {value:,}" for name, value in sizes.items()))
@@ -77,7 +77,7 @@ def report(model, peak, before):
     own, children = peak_memory()
     mib = 2**20
     print(f"peak memory: this process {own / mib:,.0f} MiB ({before / mib:,.0f} before the fit)", end="")
-    print(f", largest worker {children / mib:,.0f} MiB" if children > own / 10 else "")
+    print(f", largest worker {children / mib:,.0f} MiB" if n_workers else "")
     for name, size in (("N×N", n * n), ("N×M", n * m_points), ("M×m×m", m_points * m * m)):
         print(f"a float64 array {name} alone would be {8 * size / mib:,.0f} MiB")
 
