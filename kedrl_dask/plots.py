@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from itertools import combinations
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.lines import Line2D
 
 from kedrl_dask.datasets.truth import ReturnLaw
@@ -33,6 +34,16 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 SURFACE_POINTS = 80
 #: Gaps of the criterion below this share of its start are rounding errors of the solver's recurrence.
 ROUNDING = 1e-10
+
+
+class Figure(MatplotlibFigure):
+    """A figure that notebooks show, whatever backend they use or if they use none."""
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture."""
+        picture = BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()
 
 
 def convergence(model: KEDRL) -> Figure:
