@@ -100,7 +100,9 @@ def test_fit__active_client_is_used(store, policy, monkeypatch):
         DistributedExecutor, "map", lambda self, *a, **k: used.append(1) or original(self, *a, **k)
     )
     with (
-        LocalCluster(n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", **LOOPBACK) as cluster,
+        LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", **LOOPBACK
+        ) as cluster,
         Client(cluster),
     ):
         model = small_model().fit(store, policy, progress="none")
