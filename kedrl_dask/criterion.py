@@ -64,6 +64,15 @@ class ReturnSpace:
         )
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the features."""
+        return self.grid_waves.dtype
+
+    def astype(self, dtype: npt.DTypeLike) -> ReturnSpace:
+        """The same features in another precision."""
+        return ReturnSpace(self.grid_waves.astype(dtype), self.shifted_waves.astype(dtype), self.scale)
+
+    @property
     def gram(self) -> Array:
         """K_Z, in features; (m, m)."""
         return self.scale * (self.grid_waves @ self.grid_waves.T)
@@ -78,9 +87,9 @@ class Chunk:
     weights : (n,) array
         ϱ.
     basis : (n, L) array
-        k_L.
+        k_L, or in a fit its whitened form; coefficients belong to the one or the other.
     continuation : (n, L) array
-        Φ_L.
+        Φ_L, likewise.
     reward_waves : (n, 2Q) array
         ρ, real and imaginary parts in turn.
     terminal_waves : (n, 2Q) array or None
@@ -96,6 +105,17 @@ class Chunk:
     def __len__(self) -> int:
         """Return the number of conditioning points."""
         return len(self.weights)
+
+    def astype(self, dtype: npt.DTypeLike) -> Chunk:
+        """The same points in another precision; no copy where it is theirs."""
+        terminal = self.terminal_waves
+        return Chunk(
+            self.weights.astype(dtype, copy=False),
+            self.basis.astype(dtype, copy=False),
+            self.continuation.astype(dtype, copy=False),
+            self.reward_waves.astype(dtype, copy=False),
+            None if terminal is None else terminal.astype(dtype, copy=False),
+        )
 
     def rows(self, selection: slice | Array) -> Chunk:
         """Some of the points."""
@@ -122,97 +142,98 @@ class Penalties:
         return replace(self, target_mass=0.0, negative=0.0)
 
 
-def _block_rows(width: int) -> int:
+def _block_rows(width: int, itemsize: int) -> int:
     """Points worked on at a time: two rows of features for each stay in a core's own cache."""
-    return max(32, CACHE_BYTES // (16 * width))
+    return max(32, CACHE_BYTES // (2 * width * itemsize))
 
 
-def _residual_features(chunk: Chunk, space: ReturnSpace, u: Array, v: Array, f: Array, work: Array) -> None:
-    """Compute f at each point into ``f`` (n, 2Q); ``work`` is of the same shape."""
-    np.matmul(u, space.grid_waves, out=f)
-    np.matmul(v, space.shifted_waves, out=work)
-    rotated = as_complex(work)
-    rotated *= as_complex(chunk.reward_waves)
-    f -= work
-    if chunk.terminal_waves is not None:
-        f -= chunk.terminal_waves
+class _Workspace:
+    """Memory for one block of points after the other.
 
-
-def _blocks(chunk: Chunk, *arrays: Array) -> Iterator[tuple[Any, ...]]:
-    """Pieces of the chunk with the same rows of ``arrays``, and two feature arrays to work in.
-
-    The memory to work in is allocated once: worker processes give freed memory back to the system at
-    once, and asking for it again costs more than the arithmetic.
+    It is allocated once: worker processes give freed memory back to the system at once, and asking for it
+    again costs more than the arithmetic. The precision is that of the coefficients; where the chunk is
+    stored in another one, its blocks are converted as they come.
     """
-    width = chunk.reward_waves.shape[1]
-    rows = min(_block_rows(width), len(chunk))
-    f, work = np.empty((2, rows, width), dtype=chunk.reward_waves.dtype)
-    for start in range(0, len(chunk), rows):
-        which = slice(start, start + rows)
-        part = chunk.rows(which)
-        yield part, *(a[which] for a in arrays), f[: len(part)], work[: len(part)]
+
+    def __init__(self, chunk: Chunk, space: ReturnSpace) -> None:
+        (n_atoms, width), self.dtype = space.grid_waves.shape, space.grid_waves.dtype
+        self.chunk, self.space = chunk, space
+        self.rows = min(_block_rows(width, self.dtype.itemsize), len(chunk))
+        self.features = np.empty((2, self.rows, width), self.dtype)
+        self.atoms = np.empty((2, self.rows, n_atoms), self.dtype)
+
+    def blocks(self, coefficients: Array) -> Iterator[tuple[slice, Chunk, Array, Array, Array, Array]]:
+        """Rows, points, u, v, the residual's features f, and spare features, for each block in turn."""
+        for start in range(0, len(self.chunk), self.rows):
+            which = slice(start, start + self.rows)
+            part = self.chunk.rows(which).astype(self.dtype)
+            (u, v), (f, work) = (memory[:, : len(part)] for memory in (self.atoms, self.features))
+            np.matmul(part.basis, coefficients, out=u)
+            np.matmul(part.continuation, coefficients, out=v)
+            np.matmul(u, self.space.grid_waves, out=f)
+            np.matmul(v, self.space.shifted_waves, out=work)
+            rotated = as_complex(work)
+            rotated *= as_complex(part.reward_waves)
+            f -= work
+            if part.terminal_waves is not None:
+                f -= part.terminal_waves
+            yield which, part, u, v, f, work
 
 
 def bellman_residual(chunk: Chunk, space: ReturnSpace, coefficients: Array) -> Array:
     """Squared projected Bellman residual (eq:gamma_with_W) at each point; (n,)."""
     out = np.empty(len(chunk))
-    u, v = chunk.basis @ coefficients, chunk.continuation @ coefficients
-    for part, u_part, v_part, out_part, f, work in _blocks(chunk, u, v, out):
-        _residual_features(part, space, u_part, v_part, f, work)
-        np.einsum("ij,ij->i", f, f, out=out_part)
+    for which, _, _, _, f, _ in _Workspace(chunk, space).blocks(coefficients):
+        np.einsum("ij,ij->i", f, f, out=out[which])
     return space.scale * out
 
 
 def value_and_gradient(
     chunk: Chunk, space: ReturnSpace, penalties: Penalties, coefficients: Array
 ) -> tuple[float, Array]:
-    """Contribution of a chunk to eq:global_B_objective without the ridge, and its gradient (L, m).
+    """Contribution of a chunk to eq:global_B_objective without the ridge, and its gradient.
 
-    With ``penalties.homogeneous()`` and no terminal part the criterion is a quadratic form, whose gradient
-    is the product of its Hessian with B: see :func:`product`.
+    Products are in the precision of ``coefficients`` and ``space``; the sums over blocks are in double
+    precision. With ``penalties.homogeneous()`` and no terminal part the criterion is a quadratic form,
+    whose gradient is the product of its Hessian with the coefficients: see :func:`product`.
     """
-    u, v = chunk.basis @ coefficients, chunk.continuation @ coefficients
-    by_u, by_v, square = np.empty_like(u), np.empty_like(v), np.empty(len(chunk))
-    for part, u_part, v_part, by_u_part, by_v_part, square_part, f, work in _blocks(
-        chunk, u, v, by_u, by_v, square
-    ):
-        _residual_features(part, space, u_part, v_part, f, work)
-        np.einsum("ij,ij->i", f, f, out=square_part)
-        np.matmul(f, space.grid_waves.T, out=by_u_part)
+    total, gradient = 0.0, np.zeros(coefficients.shape)
+    for _, part, u, v, f, work in _Workspace(chunk, space).blocks(coefficients):
+        square = space.scale * np.einsum("ij,ij->i", f, f)
+        excess = u.sum(axis=1, keepdims=True) - space.dtype.type(penalties.target_mass)
+        square += penalties.mass * excess[:, 0] ** 2
+        weights = part.weights[:, None]
+        negative = None
+        if penalties.negative > 0:
+            negative = np.minimum(u, 0)
+            square += penalties.negative * np.einsum("ij,ij->i", negative, negative)
+        total += float(part.weights @ square)
+        by_u = np.matmul(f, space.grid_waves.T, out=u)
+        by_u *= space.dtype.type(space.scale)
+        by_u += space.dtype.type(penalties.mass) * excess
+        if negative is not None:
+            by_u += space.dtype.type(penalties.negative) * negative
+        by_u *= weights
         rotated_back = np.conjugate(as_complex(part.reward_waves), out=as_complex(work))
         rotated_back *= as_complex(f)
-        np.matmul(work, space.shifted_waves.T, out=by_v_part)
-    by_u *= space.scale
-    by_v *= -space.scale
-    square *= space.scale
-    excess = u.sum(axis=1) - penalties.target_mass
-    square += penalties.mass * excess**2
-    by_u += penalties.mass * excess[:, None]
-    if penalties.negative > 0:
-        negative = np.minimum(u, 0)
-        square += penalties.negative * np.einsum("ij,ij->i", negative, negative)
-        by_u += penalties.negative * negative
-    weights = chunk.weights[:, None]
-    gradient = chunk.basis.T @ (weights * by_u)
-    gradient += chunk.continuation.T @ (weights * by_v)
-    return float(chunk.weights @ square), 2 * gradient
+        by_v = np.matmul(work, space.shifted_waves.T, out=v)
+        by_v *= -space.dtype.type(space.scale) * weights
+        gradient += part.basis.T @ by_u
+        gradient += part.continuation.T @ by_v
+    return total, 2 * gradient
 
 
 def product(chunk: Chunk, space: ReturnSpace, penalties: Penalties, direction: Array) -> Array:
-    """Hessian of the quadratic part of the chunk's contribution, times ``direction``; (L, m)."""
+    """Hessian of the quadratic part of the chunk's contribution, times ``direction``."""
     linear = replace(chunk, terminal_waves=None)
     return value_and_gradient(linear, space, penalties.homogeneous(), direction)[1]
 
 
-def moments(chunk: Chunk, whitening: Array) -> tuple[Array, Array]:
-    """Σϱ (Tᵀk)(Tᵀk)ᵀ (rank, rank) and Σϱ|ρ|² (Q,) over the chunk: what the preconditioner is made of.
-
-    The rows are whitened before they are multiplied: Tᵀ(Σϱkkᵀ)T would lose the small eigenvalues of a
-    nearly singular K_L to rounding, and with them the convergence of the solver.
-    """
-    whitened = chunk.basis @ whitening
-    power = chunk.weights @ chunk.reward_waves**2
-    return whitened.T @ (chunk.weights[:, None] * whitened), power[0::2] + power[1::2]
+def moments(chunk: Chunk) -> tuple[Array, Array]:
+    """Σϱ k̃k̃ᵀ and Σϱ|ρ|² (Q,) over the chunk, in double precision: what the preconditioner is made of."""
+    basis = chunk.basis.astype(np.float64, copy=False)
+    power = chunk.weights @ np.square(chunk.reward_waves, dtype=np.float64)
+    return basis.T @ (chunk.weights[:, None] * basis), power[0::2] + power[1::2]
 
 
 def operators(space: ReturnSpace, reward_waves: Array) -> tuple[Array, Array]:

@@ -28,7 +28,7 @@ N_HELD_OUT = 1_000
 
 def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
     """Everything worth knowing about a fit, as numbers, strings and lists that JSON can hold."""
-    design, solution = fit.design, fit.solution
+    choices, solution = fit.choices, fit.solution
     seed = model.random_state
     return {
         "sizes": {
@@ -38,27 +38,27 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
             "state_dim": store.state_dim,
             "action_dim": store.action_dim,
             "reward_dim": store.reward_dim,
-            "atoms": len(design.grid),
-            "basis": len(design.basis),
-            "landmarks": len(design.features.landmarks),
-            "rank": design.features.rank,
-            "features": len(design.frequencies),
+            "atoms": len(choices.grid),
+            "basis": len(choices.basis.landmarks),
+            "landmarks": len(choices.features.landmarks),
+            "rank": choices.features.rank,
+            "features": len(choices.frequencies),
             "conditioning": len(fit.gamma_mass),
         },
         "data": store.fingerprint,
         "policy": repr(policy),
-        "input_kernel": design.features.kernel.to_dict(),
-        "return_kernel": design.return_kernel.to_dict(),
+        "input_kernel": choices.features.kernel.to_dict(),
+        "return_kernel": choices.return_kernel.to_dict(),
         "ridge_gamma": fit.ridge_gamma,
         "ridge_b": fit.ridge_b,
         "tuning": _tuning(fit),
         "grid": asdict(
             grids.coverage(
-                design.grid, design.sample.reward, model.discount, design.return_kernel, random_state=seed
+                choices.grid, choices.sample.reward, model.discount, choices.return_kernel, random_state=seed
             )
         ),
-        "nystrom_residual": design.features.residual(design.sample.inputs[:N_HELD_OUT]),
-        "feature_error": kernel_error(design.return_kernel, design.grid, design.frequencies),
+        "nystrom_residual": choices.features.residual(choices.sample.inputs[:N_HELD_OUT]),
+        "feature_error": kernel_error(choices.return_kernel, choices.grid, choices.frequencies),
         "gamma_mass": _spread(fit.gamma_mass),
         "ratio": _ratio(fit),
         "held_out": _held_out(model, fit, store, policy),
@@ -79,7 +79,7 @@ def _spread(values: Array) -> dict[str, float]:
 
 def _tuning(fit: Fit) -> dict[str, Any]:
     """What was tried for the automatic settings, and its cross-validated error."""
-    tuning, out = fit.design.tuning, {}
+    tuning, out = fit.choices.tuning, {}
     if tuning is not None:
         out["input_kernel"] = {
             "length_scales": tuning.length_scales.tolist(),
@@ -110,7 +110,7 @@ def _ratio(fit: Fit) -> dict[str, float] | None:
 def _held_out(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
     """Bellman risk, coefficient mass and negative mass at successor states with target actions."""
     rng = np.random.default_rng([model.random_state, 7])
-    sample = fit.design.sample
+    sample = fit.choices.sample
     rows = np.sort(rng.permutation(len(sample))[:N_HELD_OUT])
     state = sample.next_state[rows]
     inputs = np.hstack([state, policy.sample(state, rng)])

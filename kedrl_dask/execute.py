@@ -30,6 +30,8 @@ Advance = Callable[[], None]
 
 #: Pieces in which large shared values travel; Dask warns about tasks that carry more than 10 MB.
 PIECE_BYTES = 8 * 2**20
+#: Values up to this size go along with each task: a dependency costs a round trip more.
+INLINE_BYTES = 2**18
 #: How often a task that failed or lost its worker is tried again.
 RETRIES = 3
 
@@ -59,6 +61,30 @@ class Executor(ABC):
         advance: Advance | None = None,
     ) -> list[Any]:
         """Results of ``function(item, *shared)`` in the order of ``items``, which may be handles."""
+
+    @abstractmethod
+    def reduce(
+        self,
+        function: Callable[..., Any],
+        groups: Sequence[Sequence[Any]],
+        combine: Callable[[Any, Any], Any],
+        finish: Callable[..., Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """``finish(total, number, *shared)`` for each group, in order.
+
+        The total is that of ``function(item, *shared)`` over the items of the group, combined two by two in
+        a tree that depends on nothing but their number.
+        """
+
+
+def _tree(items: Sequence[Any], leaf: Callable[[Any], Any], combine: Callable[[Any, Any], Any]) -> Any:
+    """Combine the leaves of all items in a fixed order, few of them at a time."""
+    if len(items) == 1:
+        return leaf(items[0])
+    half = len(items) // 2
+    return combine(_tree(items[:half], leaf, combine), _tree(items[half:], leaf, combine))
 
 
 class ThreadExecutor(Executor):
@@ -109,6 +135,23 @@ class ThreadExecutor(Executor):
                 for future in futures:
                     future.cancel()
 
+    def reduce(
+        self,
+        function: Callable[..., Any],
+        groups: Sequence[Sequence[Any]],
+        combine: Callable[[Any, Any], Any],
+        finish: Callable[..., Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """One thread for each group, item by item."""
+
+        def one(number: int) -> Any:
+            total = _tree(groups[number], lambda item: function(item, *shared), combine)
+            return finish(total, number, *shared)
+
+        return self.map(one, range(len(groups)), advance=advance)
+
 
 class DistributedExecutor(Executor):
     """A Dask cluster, through its client.
@@ -133,8 +176,13 @@ class DistributedExecutor(Executor):
         return f"kedrl-{name}-{self._run}-{self._count}"
 
     def share(self, value: Any) -> Any:
-        """Turn the value into a task that returns it: unlike scattered data it outlives its worker."""
+        """Turn the value into a task that returns it: unlike scattered data it outlives its worker.
+
+        A small value goes along with every task instead.
+        """
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        if len(data) <= INLINE_BYTES:
+            return value
         key = self._key("share")
         pieces = [
             self._client.submit(bytes, data[start : start + PIECE_BYTES], key=f"{key}-{start}", pure=False)
@@ -167,15 +215,41 @@ class DistributedExecutor(Executor):
         """Submit one task per item and gather the results in order."""
         # Workers in this very process, as LocalCluster(processes=False) has, share its BLAS.
         with threadpool_limits(limits=1):
-            futures = self._submit(function, items, shared)
-            try:
-                if advance is not None:
-                    for _ in as_completed(futures, loop=self._client.loop):
-                        advance()
-                return list(self._client.gather(futures))
-            except BaseException:
-                self._client.cancel(futures)
-                raise
+            return self._gather(self._submit(function, items, shared), advance)
+
+    def reduce(
+        self,
+        function: Callable[..., Any],
+        groups: Sequence[Sequence[Any]],
+        combine: Callable[[Any, Any], Any],
+        finish: Callable[..., Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """One task per item and per pair; only what ``finish`` returns comes back."""
+        with threadpool_limits(limits=1):
+
+            def submit(called: Callable[..., Any], *arguments: Any) -> Future:
+                return self._submit(called, [arguments[0]], arguments[1:])[0]
+
+            totals = [
+                _tree(group, lambda item: submit(function, item, *shared), lambda a, b: submit(combine, a, b))
+                for group in groups
+            ]
+            finished = [submit(finish, total, number, *shared) for number, total in enumerate(totals)]
+            del totals  # the scheduler keeps them as long as they are needed
+            return self._gather(finished, advance)
+
+    def _gather(self, futures: list[Future], advance: Advance | None) -> list[Any]:
+        """Results in the order of the futures; an interruption cancels them."""
+        try:
+            if advance is not None:
+                for _ in as_completed(futures, loop=self._client.loop):
+                    advance()
+            return list(self._client.gather(futures))
+        except BaseException:
+            self._client.cancel(futures)
+            raise
 
 
 def _join(pieces: Sequence[bytes]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import factorial
@@ -15,6 +16,9 @@ from scipy.special import gammaln, kve
 __all__ = ["Matern"]
 
 Array = npt.NDArray[Any]
+
+#: Elements of a block: two of them in single precision take half of a core's second-level cache.
+BLOCK_ELEMENTS = 65_536
 
 
 @lru_cache(maxsize=64)
@@ -31,22 +35,25 @@ def _half_integer_polynomial(order: int) -> tuple[float, ...]:
     )
 
 
-def _correlation(nu: float, t: Array) -> Array:
-    """Matérn correlation at scaled distances ``t`` ≥ 0; overwrites ``t`` where it can."""
-    order = nu - 0.5
-    if order == int(order) and order <= 20:
-        # Beyond this exp(−t) is exactly zero, while the polynomial could overflow.
-        np.minimum(t, t.dtype.type(800 if t.dtype.itemsize > 4 else 120), out=t)
-        coefficients = _half_integer_polynomial(int(order))
-        values = np.full_like(t, coefficients[-1])
-        for c in coefficients[-2::-1]:
-            values *= t
-            values += t.dtype.type(c)
-        np.negative(t, out=t)
-        np.exp(t, out=t)
-        values *= t
-        return values
-    # 2^{1−ν}/Γ(ν) · t^ν K_ν(t), in logarithms; kve carries the factor exp(t) and is reliable up to 10⁶.
+def _half_integer_kernel(order: int, variance: float, t: Array, out: Array) -> None:
+    """σ²·p(t)·exp(−t) into ``out``, with −t ≤ 0 given in ``t``, which is overwritten."""
+    coefficients = [variance * (-1) ** j * c for j, c in enumerate(_half_integer_polynomial(order))]
+    if order == 0:
+        np.exp(t, out=out)
+        out *= t.dtype.type(variance)
+        return
+    np.multiply(t, t.dtype.type(coefficients[-1]), out=out)
+    for c in coefficients[-2:0:-1]:
+        out += t.dtype.type(c)
+        out *= t
+    out += t.dtype.type(coefficients[0])
+    np.exp(t, out=t)
+    out *= t
+
+
+def _bessel_correlation(nu: float, t: Array) -> Array:
+    """Matérn correlation 2^{1−ν}/Γ(ν)·t^ν·K_ν(t) at scaled distances t ≥ 0, in logarithms."""
+    # kve carries the factor exp(t) and is reliable up to 10⁶.
     wide = np.minimum(t.astype(np.float64, copy=False), 1e6)
     with np.errstate(divide="ignore", invalid="ignore"):
         log_k = (1 - nu) * np.log(2.0) - gammaln(nu) + nu * np.log(wide) + np.log(kve(nu, wide)) - wide
@@ -54,7 +61,7 @@ def _correlation(nu: float, t: Array) -> Array:
     small = ~np.isfinite(log_k) & ~np.isnan(wide)
     n, x = max(nu, 3.0), wide**2 / 4
     near_zero = -x / (n - 1) + x**2 / (2 * (n - 1) ** 2 * (n - 2))
-    return np.exp(np.minimum(np.where(small, near_zero, log_k), 0.0)).astype(t.dtype)
+    return np.exp(np.minimum(np.where(small, near_zero, log_k), 0.0))
 
 
 @dataclass(frozen=True)
@@ -102,33 +109,65 @@ class Matern:
             )
         return x / lengths
 
-    def __call__(self, x: Array, y: Array) -> Array:
+    def __call__(self, x: Array, y: Array, out: Array | None = None) -> Array:
         """Kernel matrix (n, k) between the rows of ``x`` (n, dim) and of ``y`` (k, dim).
 
-        The result has the precision of the inputs. Distances come from one matrix product of
-        coordinates shifted to a common centre, so that cancellation stays at rounding level.
+        It is written to ``out`` if that is given, and made in its precision, else in that of the inputs,
+        in blocks of rows that stay in a core's own cache. Coordinates are scaled and shifted to a common
+        centre in the precision of the inputs.
         """
         x, y = np.atleast_2d(x), np.atleast_2d(y)
-        dtype = np.result_type(x, y, np.float32)
-        x, y = self.scale(x.astype(dtype, copy=False)), self.scale(y.astype(dtype, copy=False))
-        centre = y.mean(axis=0)
-        x, y = x - centre, y - centre
+        given = np.result_type(x, y, np.float32)
+        values = np.empty((len(x), len(y)), given) if out is None else out
+        dtype = values.dtype
+        x, y = self.scale(x.astype(given, copy=False)), self.scale(y.astype(given, copy=False))
+        # The shift keeps the cancellation in |x|² − 2xy + |y|² at rounding level.
+        centre = y.mean(axis=0) if len(y) else given.type(0)
+        x, y = (x - centre).astype(dtype, copy=False), (y - centre).astype(dtype, copy=False)
+        rows = max(16, BLOCK_ELEMENTS // max(1, len(y)))
+        work = np.empty((min(rows, len(x)), len(y)), dtype)
+        distances = self._distances(x, y)
+        for start in range(0, len(x), rows):
+            block = values[start : start + rows]
+            t = work[: len(block)]
+            distances(start, t)
+            self._of_distance(t, block)
+        return values
+
+    def _distances(self, x: Array, y: Array) -> Callable[[int, Array], None]:
+        """Return a function that fills an array with the distances from the rows of ``x`` on to ``y``."""
         largest = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
         if self.nu < 1 or not largest < 1e15:
             # Rough at zero: there an error of √eps in the distance is an error of √eps in the kernel.
             # And squares of huge coordinates overflow in float32.
-            t = cdist(x, y).astype(dtype, copy=False)
-        else:
-            t = x @ y.T
-            t *= -2
-            t += np.einsum("ij,ij->i", x, x)[:, None]
-            t += np.einsum("ij,ij->i", y, y)[None, :]
+            def by_differences(start: int, t: Array) -> None:
+                t[...] = cdist(x[start : start + len(t)], y)
+
+            return by_differences
+        transposed = np.ascontiguousarray(-2 * y.T)
+        x_square, y_square = (np.einsum("ij,ij->i", z, z) for z in (x, y))
+
+        def by_product(start: int, t: Array) -> None:
+            rows = slice(start, start + len(t))
+            np.matmul(x[rows], transposed, out=t)
+            t += x_square[rows, None]
+            t += y_square
             np.maximum(t, 0, out=t)
             np.sqrt(t, out=t)
-        t *= dtype.type(np.sqrt(2 * self.nu))
-        values = _correlation(self.nu, t)
-        values *= dtype.type(self.sigma**2)
-        return values
+
+        return by_product
+
+    def _of_distance(self, t: Array, out: Array) -> None:
+        """Kernel at the distances ``t`` in units of the length scale, which are overwritten."""
+        order = self.nu - 0.5
+        is_half_integer = order == int(order) and order <= 20
+        t *= t.dtype.type((-1 if is_half_integer else 1) * np.sqrt(2 * self.nu))
+        if is_half_integer:
+            # Below this exp(t) is exactly zero, while the polynomial could overflow.
+            np.maximum(t, t.dtype.type(-800 if t.dtype.itemsize > 4 else -120), out=t)
+            _half_integer_kernel(int(order), self.sigma**2, t, out)
+        else:
+            np.multiply(_bessel_correlation(self.nu, t), self.sigma**2, out=out, casting="same_kind")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

@@ -75,7 +75,8 @@ class KEDRL(BaseEstimator):
     reward_bounds : (low, high) or None
         Bounds of each reward coordinate; the grid then fills the Bellman-invariant box.
     n_draws : "auto" or int
-        Actions of the target policy per successor state.
+        Actions of the target policy per successor state; "auto" takes as few quadrature nodes as average
+        the input kernel to 10⁻⁶.
     ratio : ULSIF or None
         Settings of the density ratio, for ``continuation="ratio"``.
     spectral : {"qmc", "orthogonal", "iid"}
@@ -83,11 +84,13 @@ class KEDRL(BaseEstimator):
     points : {"kmeans", "random"}
         How landmarks and basis are chosen.
     landmark_threshold : float
-        Eigenvalues of the landmark Gram matrix kept, relative to the largest.
+        Share of its variance that the others must leave of a landmark or basis point for it to be kept.
     n_blocks : int
         Blocks of whole episodes by which sums are kept.
-    chunk_points : int
-        Conditioning points per task.
+    chunk_points : "auto" or int
+        Most conditioning points in a chunk.
+    precision : {"mixed", "double"}
+        Matrix products in single precision with sums and gradients in double, or all in double.
     random_state : int
         Seed of everything random.
 
@@ -134,9 +137,10 @@ class KEDRL(BaseEstimator):
         ratio: ULSIF | None = None,
         spectral: Method = "qmc",
         points: Literal["kmeans", "random"] = "kmeans",
-        landmark_threshold: float = 1e-8,
+        landmark_threshold: float = 1e-7,
         n_blocks: int = 40,
-        chunk_points: int = 2_048,
+        chunk_points: int | Literal["auto"] = "auto",
+        precision: Literal["mixed", "double"] = "mixed",
         random_state: int = 0,
     ) -> None:
         self.discount = discount
@@ -164,6 +168,7 @@ class KEDRL(BaseEstimator):
         self.landmark_threshold = landmark_threshold
         self.n_blocks = n_blocks
         self.chunk_points = chunk_points
+        self.precision = precision
         self.random_state = random_state
 
     def fit(
@@ -172,7 +177,7 @@ class KEDRL(BaseEstimator):
         policy: Policy,
         *,
         executor: Executor | None = None,
-        run: str | Path | None = None,
+        cache: str | Path | None = None,
         progress: Literal["auto", "bars", "log", "none"] = "auto",
     ) -> KEDRL:
         """Estimate the embedding of the return under ``policy``.
@@ -186,9 +191,10 @@ class KEDRL(BaseEstimator):
         executor : Executor, optional
             Where chunk functions run: unless given, the active :class:`distributed.Client`, or threads of
             this process if there is none.
-        run : path, optional
-            Directory for block sums and conditioning points, which are then kept. All workers must
-            reach it.
+        cache : path, optional
+            Directory where landmarks, block sums and conditioning points are kept, each under a
+            fingerprint of what it depends on. A later fit with the same directory, for another policy
+            or discount, computes only what it lacks. All workers must reach it.
         progress : {"auto", "bars", "log", "none"}
             Bars on a terminal or in a notebook, log lines elsewhere.
 
@@ -202,14 +208,14 @@ class KEDRL(BaseEstimator):
         settings.check_data(store.state_dim, store.action_dim, store.reward_dim)
         _check_policy(policy, store)
         reporter = Reporter(progress)
-        with workspace(store, run) as path:
-            fit = run_fit(settings, store, policy, executor or default_executor(), path, reporter)
+        with workspace(store, cache) as space:
+            fit = run_fit(settings, store, policy, executor or default_executor(), space, reporter)
         self.solution_ = fit.solution
         self.coefficients_ = fit.solution.coefficients
-        self.grid_, self.basis_ = fit.design.grid, fit.design.basis
-        self.frequencies_ = fit.design.frequencies
+        self.grid_, self.basis_ = fit.choices.grid, fit.choices.basis.landmarks
+        self.frequencies_ = fit.choices.frequencies
         self.operators_, self.ratio_ = fit.operators, fit.ratio
-        self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.design.return_kernel
+        self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
         self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
         with reporter.stage("diagnostics"):
             self.diagnostics_ = diagnose(self, fit, store, policy)

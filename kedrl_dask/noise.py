@@ -17,6 +17,8 @@ from scipy.linalg import eigh_tridiagonal
 from scipy.special import ndtri
 from scipy.stats import qmc
 
+from kedrl_dask.kernels import Matern
+
 __all__ = ["GaussianNoise", "LogisticNoise", "Noise", "UniformNoise"]
 
 Array = npt.NDArray[Any]
@@ -64,6 +66,31 @@ class Noise(ABC):
         if n_nodes < 1:
             raise ValueError(f"the number of draws must be at least 1, got {n_nodes!r}")
         return _nodes(self, n_nodes, dim)
+
+    def nodes_needed(self, spread: float, kernel: Matern, tolerance: float = 1e-6, at_most: int = 32) -> int:
+        """Fewest Gauss nodes in one coordinate that average a kernel to within ``tolerance``·σ².
+
+        Parameters
+        ----------
+        spread : float
+            Scale of the noise in units of the kernel's length.
+        kernel : Matern
+            Only its smoothness matters here.
+        tolerance : float
+            Largest error of the mean of the kernel over the noise, wherever its centre.
+        at_most : int
+            What is returned if no fewer do.
+        """
+        unit = Matern(kernel.nu)
+        offsets = np.linspace(0.0, 3.0, 31)[:, None] * max(1.0, spread)
+
+        def mean(n_nodes: int) -> Array:
+            nodes, weights = self.nodes(n_nodes, 1)
+            return unit(offsets, spread * nodes) @ weights
+
+        reference = mean(4 * at_most)
+        enough = (n for n in range(1, at_most) if np.abs(mean(n) - reference).max() <= tolerance)
+        return next(enough, at_most)
 
 
 class GaussianNoise(Noise):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,31 +12,38 @@ import numpy.typing as npt
 from kedrl_dask import criterion
 from kedrl_dask.criterion import Chunk, Penalties, ReturnSpace
 from kedrl_dask.execute import Executor
-from kedrl_dask.passes import load_points
-from kedrl_dask.precondition import Coordinates, basis_whitening, return_gram
+from kedrl_dask.passes import Conditioning
+from kedrl_dask.plan import Residency
+from kedrl_dask.precondition import Coordinates, return_gram
 
 __all__ = ["BellmanObjective"]
 
 Array = npt.NDArray[Any]
+Ranges = Sequence[tuple[int, int]]
+
+#: Precision of values and gradients.
+EXACT = np.dtype(np.float64)
 
 
 class BellmanObjective:
-    """Value, gradient and products of eq:global_B_objective.
+    """Value, gradient and products of eq:global_B_objective, as functions of C with B = T_L C.
 
-    Chunks of conditioning points stay with the workers that loaded them. Only the coefficients go out
-    and one matrix per chunk comes back; these are added in the order of the chunks.
+    One task for each group of chunks. Only the coefficients go out and one matrix per chunk comes back;
+    these are added in the order of the chunks, so that results do not depend on the groups. Gradients are
+    in double precision; products in that of the stored points.
 
     Parameters
     ----------
     executor : Executor
-    path : Path
-        Store of the evaluated conditioning points.
-    ranges : sequence of (start, stop)
-        The chunks.
+    points : Conditioning
+        The conditioning points.
+    groups : sequence of sequences of (start, stop)
+        Chunks of points, in the groups that one task takes.
+    residency : Residency
+        Whether chunks stay with the workers that loaded them, are read from the store for every product,
+        or are computed anew.
     space : ReturnSpace
     penalties : Penalties
-    basis_gram : (L, L) array
-        K_L.
     ridge : float
         λ_B.
     """
@@ -45,58 +51,67 @@ class BellmanObjective:
     def __init__(
         self,
         executor: Executor,
-        path: Path,
-        ranges: Sequence[tuple[int, int]],
+        points: Conditioning,
+        groups: Sequence[Ranges],
+        residency: Residency,
         space: ReturnSpace,
         penalties: Penalties,
-        basis_gram: Array,
         ridge: float,
     ) -> None:
-        self.basis_gram = basis_gram
-        self._executor, self._path, self._ranges = executor, path, ranges
+        self.whitening = points.basis.whitening
+        self.products_are_exact = points.dtype == np.float64
+        self._executor, self._points = executor, points
         self._penalties, self._ridge, self._space = penalties, ridge, space
-        self._shared_space = executor.share(space)
-        self._chunks = executor.hold(load_points, ranges, path)
+        self.n_points = groups[-1][-1][1]
+        shared_points = executor.share(points)
+        self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
+        self._source: tuple[Any, Residency] = (shared_points, residency)
+        self._chunks: list[Any] = list(groups)
+        if residency == "resident":
+            self._chunks = executor.hold(_load, groups, shared_points)
         self._in_memory: Chunk | None = None
-        whitening = basis_whitening(basis_gram)
-        moment, power = _add_up(executor.map(criterion.moments, self._chunks, executor.share(whitening)))
+        moment, power = self._sum(criterion.moments)
         right = return_gram(space, power, penalties.mass)
-        self.coordinates = Coordinates.build(whitening, moment, right, ridge)
+        self.coordinates = Coordinates.build(moment, right, ridge)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape (L, m) of the coefficients."""
-        return len(self.basis_gram), len(self._space.grid_waves)
-
-    @property
-    def n_points(self) -> int:
-        """Number M of conditioning points."""
-        return self._ranges[-1][1]
+        """Shape (rank, m) of the coefficients."""
+        return self.coordinates.shape
 
     @property
     def is_quadratic(self) -> bool:
         """Whether there is no penalty on negative coefficients."""
         return self._penalties.negative == 0
 
-    def _sum(self, function: Callable[..., Any], coefficients: Array) -> Any:
-        shared = self._executor.share(coefficients)
-        return _add_up(
-            self._executor.map(function, self._chunks, self._shared_space, self._penalties, shared)
-        )
+    def _sum(self, function: Callable[..., Any], *shared: Any) -> Any:
+        """Sum of a function over all chunks, in their order."""
+        groups = self._executor.map(_over_group, self._chunks, *self._source, function, *shared)
+        parts = [part for group in groups for part in group]
+        total = parts[0]
+        for part in parts[1:]:
+            total = tuple(a + b for a, b in zip(total, part, strict=True))
+        return total
 
     def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
-        """Value of eq:global_B_objective and its gradient (L, m)."""
-        value, gradient = self._sum(criterion.value_and_gradient, coefficients)
+        """Value of eq:global_B_objective and its gradient (rank, m), in double precision."""
+        shared = self._executor.share(coefficients)
+        value, gradient = self._sum(
+            criterion.value_and_gradient, self._spaces[EXACT], self._penalties, shared
+        )
         return self._with_ridge(value, gradient, coefficients)
 
     def _with_ridge(self, value: float, gradient: Array, coefficients: Array) -> tuple[float, Array]:
-        image = self._ridge * (self.basis_gram @ coefficients)
+        image = self._ridge * coefficients
         return value + float(np.vdot(coefficients, image)), gradient + 2 * image
 
     def product(self, direction: Array) -> Array:
-        """Hessian of the quadratic part, times a direction."""
-        (gradient,) = self._sum(_product, direction)
-        return gradient + 2 * self._ridge * (self.basis_gram @ direction)
+        """Hessian of the quadratic part, times a direction, in the precision of the stored points."""
+        # A direction may be tiny: scaled to one, it does not underflow in single precision.
+        size = float(np.abs(direction).max()) or 1.0
+        shared = self._executor.share((direction / size).astype(self._points.dtype))
+        (image,) = self._sum(_product, self._spaces[self._points.dtype], self._penalties, shared)
+        return size * image + 2 * self._ridge * direction
 
     def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
         """Gradient over some of the points, their weights rescaled to one.
@@ -104,20 +119,29 @@ class BellmanObjective:
         Mini-batches touch points all over the set, so these are read into this process once.
         """
         if self._in_memory is None:
-            self._in_memory = load_points((0, self.n_points), self._path)
+            self._in_memory = self._points.load((0, self.n_points))
+            self._batch_space = self._space.astype(self._points.dtype)
         batch = self._in_memory.rows(rows)
         batch = replace(batch, weights=batch.weights / batch.weights.sum())
-        value, gradient = criterion.value_and_gradient(batch, self._space, self._penalties, coefficients)
+        value, gradient = criterion.value_and_gradient(
+            batch, self._batch_space, self._penalties, coefficients.astype(self._points.dtype)
+        )
         return self._with_ridge(value, gradient, coefficients)[1]
+
+
+def _load(ranges: Ranges, points: Conditioning) -> list[Chunk]:
+    return [points.load(rows) for rows in ranges]
+
+
+def _over_group(
+    group: Any, points: Conditioning, residency: Residency, function: Callable[..., Any], *shared: Any
+) -> list[Any]:
+    """Apply a chunk function to every chunk of a group: chunks in memory, or ranges to make them from."""
+    if residency == "resident":
+        return [function(chunk, *shared) for chunk in group]
+    make = points.load if residency == "stored" else points.compute
+    return [function(make(rows), *shared) for rows in group]
 
 
 def _product(chunk: Chunk, space: ReturnSpace, penalties: Penalties, direction: Array) -> tuple[Array]:
     return (criterion.product(chunk, space, penalties, direction),)
-
-
-def _add_up(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Componentwise sum in the order of the parts: floating-point sums depend on it."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = tuple(a + b for a, b in zip(total, part, strict=True))
-    return total

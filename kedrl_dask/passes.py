@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,6 @@ from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.policies import Policy
 from kedrl_dask.ratio import DensityRatio, RatioMoments, moments, section_means
-from kedrl_dask.schema import BLOCK_SCALARS
 from kedrl_dask.spectral import waves
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import Transitions, TransitionStore
@@ -24,18 +25,22 @@ from kedrl_dask.transitions import Transitions, TransitionStore
 __all__ = [
     "CONDITIONING_KIND",
     "SUMS_KIND",
+    "Conditioning",
     "Continuation",
     "RowBlock",
     "StreamingPass",
-    "accumulate_block",
+    "TargetActions",
+    "accumulate",
     "combine_scalars",
-    "empty_scalars",
+    "combine_sums",
     "evaluate_points",
-    "load_points",
+    "pieces",
     "ratio_moments",
+    "write_block",
 ]
 
 Array = npt.NDArray[Any]
+Sums = dict[str, Array]
 
 SUMS_KIND = "kedrl block sums"
 CONDITIONING_KIND = "kedrl conditioning points"
@@ -43,8 +48,10 @@ CONDITIONING_KIND = "kedrl conditioning points"
 #: Rows whose random actions come from one generator, and whose features are in memory at once. Groups
 #: are counted from the first row of the store, so that draws do not depend on how work is divided.
 GROUP_ROWS = 2_048
-#: Groups read at a time.
-READ_GROUPS = 32
+#: Groups read at a time, while the ones before are being computed on.
+READ_GROUPS = 16
+#: Groups of one task: its sums are lost with its worker, and no more than these.
+PIECE_GROUPS = 128
 
 
 class RowBlock(NamedTuple):
@@ -55,15 +62,32 @@ class RowBlock(NamedTuple):
     stop: int
 
 
+def pieces(block: RowBlock) -> list[RowBlock]:
+    """Cut a block where groups begin, into tasks of at most PIECE_GROUPS groups."""
+    length = PIECE_GROUPS * GROUP_ROWS
+    cuts = range((block.start // length + 1) * length, block.stop, length)
+    return [RowBlock(block.number, *edges) for edges in pairwise([block.start, *cuts, block.stop])]
+
+
 def _groups(store: TransitionStore, block: RowBlock) -> Iterator[tuple[int, Transitions]]:
     """Groups of transitions that touch a block: each whole, whatever part of it lies in the block."""
     first, last = block.start // GROUP_ROWS, -(-block.stop // GROUP_ROWS)
-    for begin in range(first, last, READ_GROUPS):
+
+    def read(begin: int) -> Transitions:
         end = min(begin + READ_GROUPS, last)
-        read = store.transitions(begin * GROUP_ROWS, min(end * GROUP_ROWS, store.n_rows))
-        edges = np.searchsorted(read.rows, np.arange(begin, end + 1) * GROUP_ROWS)
-        for i, group in enumerate(range(begin, end)):
-            yield group, read.select(slice(edges[i], edges[i + 1]))
+        return store.transitions(begin * GROUP_ROWS, min(end * GROUP_ROWS, store.n_rows))
+
+    begins = range(first, last, READ_GROUPS)
+    with ThreadPoolExecutor(1) as reader:
+        ahead = reader.submit(read, first)
+        for begin in begins:
+            transitions = ahead.result()
+            if begin != begins[-1]:
+                ahead = reader.submit(read, begin + READ_GROUPS)
+            end = min(begin + READ_GROUPS, last)
+            edges = np.searchsorted(transitions.rows, np.arange(begin, end + 1) * GROUP_ROWS)
+            for i, group in enumerate(range(begin, end)):
+                yield group, transitions.select(slice(edges[i], edges[i + 1]))
 
 
 def _in_block(group: Transitions, block: RowBlock) -> slice:
@@ -104,17 +128,20 @@ class Continuation:
     target: TargetActions
     ratio: DensityRatio | None
 
-    def __call__(self, number: int, group: Transitions, which: slice) -> tuple[Array, Array]:
+    def __call__(
+        self, number: int, group: Transitions, which: slice, dtype: npt.DTypeLike
+    ) -> tuple[Array, Array]:
         """κ (n, L) and η̂ (n,) of some rows of a group; both are zero after a terminal transition."""
         part = group.select(which)
         if self.ratio is None:
             successors, weights = self.target(number, group, which)
-            kappa = section_means(self.kernel, self.basis, successors, weights)
+            kappa = section_means(self.kernel, self.basis, successors, weights, dtype)
             eta = np.ones(len(part))
         else:
             successor = np.hstack([part.next_state, part.next_action])
-            eta = self.ratio(successor)
-            kappa = eta[:, None] * self.kernel(successor, self.basis)
+            eta = self.ratio(successor, dtype)
+            kappa = self.kernel(successor, self.basis, out=np.empty((len(part), len(self.basis)), dtype))
+            kappa *= eta[:, None].astype(dtype)
         kappa[part.terminal] = 0.0
         eta[part.terminal] = 0.0
         return kappa, eta
@@ -122,31 +149,106 @@ class Continuation:
 
 @dataclass(frozen=True)
 class StreamingPass:
-    """What every task of the streaming pass needs."""
+    """What every task of the streaming pass needs.
+
+    Attributes
+    ----------
+    store_path : Path
+        The transitions.
+    features : NystromFeatures
+        ψ, in the precision of the products; sums are always in double precision.
+    sums : dict
+        Names of the sums to make, by the path of the store that they go to.
+    frequencies : array
+        W, for the sums with the reward's waves.
+    continuation : Continuation or None
+        κ, for the sums with it.
+    """
 
     store_path: Path
-    sums_path: Path
     features: NystromFeatures
+    sums: dict[Path, tuple[str, ...]]
     frequencies: Array
-    continuation: Continuation
+    continuation: Continuation | None
+
+    @property
+    def names(self) -> set[str]:
+        """All sums to make."""
+        return {name for names in self.sums.values() for name in names}
 
 
-def accumulate_block(block: RowBlock, task: StreamingPass) -> None:
-    """Sum ψψᵀ and ψyᵀ over the transitions of a block, for all responses y, and store the sums."""
-    store = TransitionStore.open(task.store_path)
-    sums = ArrayStore.open(task.sums_path, SUMS_KIND, writable=True)
-    totals: dict[str, Array] = {name: np.zeros(sums.shape(name)[1:]) for name in sums.names}
-    totals["scalar"] = empty_scalars()
-    for number, group in _groups(store, block):
-        inside = _in_block(group, block)
-        _add(totals, task, group.select(inside), *task.continuation(number, group, inside))
-    for name, total in totals.items():
-        sums.write(name, block.number, total[None])
+def accumulate(piece: RowBlock, task: StreamingPass) -> Sums:
+    """Sum ψψᵀ and φyᵀ over the transitions of a piece, for all responses y that are asked for."""
+    store, names = TransitionStore.open(task.store_path), task.names
+    dtype = task.features.whitening.dtype
+    phi, psi = np.empty((2, GROUP_ROWS, task.features.rank), dtype)
+    totals: Sums = {}
+    for number, group in _groups(store, piece):
+        inside = _in_block(group, piece)
+        part = group.select(inside)
+        n = len(part)
+        if n == 0:
+            continue
+        task.features.partial(part.inputs, out=phi[:n])
+        parts: Sums = {}
+        if "gram" in names:
+            parts |= _input_sums(task.features.complete(phi[:n], out=psi[:n]), n)
+        if "reward" in names:
+            parts |= _reward_sums(phi[:n], part, task.frequencies, "terminal" in names)
+        if task.continuation is not None:
+            parts |= _continuation_sums(phi[:n], part, *task.continuation(number, group, inside, dtype))
+        _add(totals, parts)
+    return totals
 
 
-def empty_scalars() -> Array:
-    """The BLOCK_SCALARS of no transition."""
-    return np.array([0.0] * (len(BLOCK_SCALARS) - 2) + [np.inf, -np.inf])
+def _add(totals: Sums, parts: Sums) -> None:
+    """Add to double precision sums in their place."""
+    for name, part in parts.items():
+        if name not in totals:
+            totals[name] = np.array(part, dtype=np.float64)
+        elif name == "scalar":
+            totals[name] = combine_scalars(totals[name], part)
+        else:
+            totals[name] += part
+
+
+def combine_sums(first: Sums, second: Sums) -> Sums:
+    """Sums over both sets of transitions."""
+    total = {name: part.copy() for name, part in first.items()}
+    _add(total, second)
+    return total
+
+
+def write_block(total: Sums, number: int, task: StreamingPass) -> None:
+    """Store the sums over a block of episodes, where each belongs."""
+    for path, names in task.sums.items():
+        sums = ArrayStore.open(path, SUMS_KIND, writable=True)
+        for name in names:
+            sums.write(name, number, total[name][None])
+
+
+def _input_sums(psi: Array, n: int) -> Sums:
+    return {"gram": psi.T @ psi, "mass": psi.sum(axis=0, dtype=np.float64), "count": np.array(float(n))}
+
+
+def _reward_sums(phi: Array, part: Transitions, frequencies: Array, with_terminal: bool) -> Sums:
+    reward = waves(part.reward, frequencies, phi.dtype)
+    sums = {"reward": phi.T @ reward, "reward_sum": reward.sum(axis=0, dtype=np.float64)}
+    if with_terminal:
+        sums["terminal"] = phi[part.terminal].T @ reward[part.terminal]
+    return sums
+
+
+def _continuation_sums(phi: Array, part: Transitions, kappa: Array, eta: Array) -> Sums:
+    eta = eta[~part.terminal]
+    square = np.einsum("ij,ij->", kappa, kappa, dtype=np.float64)
+    scalars = [len(eta), square, eta.sum(), np.vdot(eta, eta)]
+    scalars += [eta.min(initial=np.inf), eta.max(initial=-np.inf)]
+    return {
+        "continuation": phi.T @ kappa,
+        "continuation_sum": kappa.sum(axis=0, dtype=np.float64),
+        "scalar": np.array(scalars),
+    }
 
 
 def combine_scalars(first: Array, second: Array) -> Array:
@@ -155,27 +257,13 @@ def combine_scalars(first: Array, second: Array) -> Array:
     return np.append(first[:-2] + second[:-2], [low, high])
 
 
-def _add(totals: dict[str, Array], task: StreamingPass, part: Transitions, kappa: Array, eta: Array) -> None:
-    if len(part) == 0:
-        return
-    psi = task.features(part.inputs)
-    reward = waves(part.reward, task.frequencies)
-    totals["gram"] += psi.T @ psi
-    totals["mass"] += psi.sum(axis=0)
-    totals["reward"] += psi.T @ reward
-    totals["reward_sum"] += reward.sum(axis=0)
-    if "terminal" in totals and part.terminal.any():
-        totals["terminal"] += psi[part.terminal].T @ reward[part.terminal]
-    totals["continuation"] += psi.T @ kappa
-    totals["continuation_sum"] += kappa.sum(axis=0)
-    eta = eta[~part.terminal]
-    scalars = [len(part), len(eta), np.vdot(kappa, kappa), eta.sum(), np.vdot(eta, eta)]
-    scalars += [eta.min(initial=np.inf), eta.max(initial=-np.inf)]
-    totals["scalar"] = combine_scalars(totals["scalar"], np.array(scalars))
-
-
 def ratio_moments(
-    block: RowBlock, store_path: Path, kernel: Matern, centers: Array, target: TargetActions
+    block: RowBlock,
+    store_path: Path,
+    kernel: Matern,
+    centers: Array,
+    target: TargetActions,
+    dtype: npt.DTypeLike,
 ) -> RatioMoments:
     """Sums of uLSIF over the transitions of a block that have a successor."""
     store = TransitionStore.open(store_path)
@@ -187,32 +275,72 @@ def ratio_moments(
         part = group.select(inside)
         goes_on = ~part.terminal
         logged = np.hstack([part.next_state, part.next_action])[goes_on]
-        total += moments(
-            kernel(logged, centers), section_means(kernel, centers, successors[:, goes_on], weights)
-        )
+        at_logged = kernel(logged, centers, out=np.empty((len(logged), b), dtype))
+        total += moments(at_logged, section_means(kernel, centers, successors[:, goes_on], weights, dtype))
     return total
 
 
-def evaluate_points(rows: tuple[int, int], path: Path, operators: ConditionalOperators) -> None:
-    """Evaluate the conditional operators at some conditioning points and store them."""
-    points = ArrayStore.open(path, CONDITIONING_KIND, writable=True)
-    start, stop = rows
-    chunk, mass = operators(points.read("input", start, stop), points.read("weight", start, stop))
-    points.write("basis", start, chunk.basis)
-    points.write("continuation", start, chunk.continuation)
-    points.write("reward_waves", start, chunk.reward_waves)
-    if chunk.terminal_waves is not None:
-        points.write("terminal_waves", start, chunk.terminal_waves)
-    points.write("mass", start, mass)
+@dataclass(frozen=True)
+class Conditioning:
+    """The conditioning points: where they are stored, and how what the criterion needs there is computed.
+
+    Sections with the basis are whitened, k̃ = T_Lᵀk_L and Φ̃ = T_LᵀΦ_L: products of the solver then stay
+    accurate in single precision.
+
+    Attributes
+    ----------
+    points : Path
+        Inputs, weights, and all that does not depend on the policy.
+    continuation : Path
+        Φ̃.
+    operators : ConditionalOperators
+        With ``continuation`` coefficients that give Φ̃.
+    basis : NystromFeatures
+        k̃.
+    dtype : dtype
+        Precision of what is stored and of the products.
+    """
+
+    points: Path
+    continuation: Path
+    operators: ConditionalOperators
+    basis: NystromFeatures
+    dtype: np.dtype[Any]
+
+    def compute(self, rows: tuple[int, int]) -> Chunk:
+        """Evaluate at some of the points; nothing but inputs and weights is read."""
+        points = ArrayStore.open(self.points, CONDITIONING_KIND)
+        inputs, weights = points.read("input", *rows), points.read("weight", *rows)
+        chunk, _ = self.operators(inputs, weights)
+        return replace(chunk, basis=self.basis(inputs)).astype(self.dtype)
+
+    def load(self, rows: tuple[int, int]) -> Chunk:
+        """Read what was stored."""
+        points = ArrayStore.open(self.points, CONDITIONING_KIND)
+        continuation = ArrayStore.open(self.continuation, CONDITIONING_KIND)
+        return Chunk(
+            points.read("weight", *rows),
+            points.read("basis", *rows),
+            continuation.read("continuation", *rows),
+            points.read("reward_waves", *rows),
+            points.read("terminal_waves", *rows) if "terminal_waves" in points.names else None,
+        )
 
 
-def load_points(rows: tuple[int, int], path: Path) -> Chunk:
-    """Read some conditioning points back, as the criterion takes them."""
-    points = ArrayStore.open(path, CONDITIONING_KIND)
-    return Chunk(
-        points.read("weight", *rows),
-        points.read("basis", *rows),
-        points.read("continuation", *rows),
-        points.read("reward_waves", *rows),
-        points.read("terminal_waves", *rows) if "terminal_waves" in points.names else None,
-    )
+def evaluate_points(rows: tuple[int, int], task: Conditioning, with_shared: bool) -> None:
+    """Evaluate the operators at some conditioning points and store them.
+
+    Without ``with_shared`` only the part that depends on the policy.
+    """
+    points = ArrayStore.open(task.points, CONDITIONING_KIND, writable=True)
+    inputs = points.read("input", *rows)
+    psi, start, operators = task.operators.features(inputs), rows[0], task.operators
+    own = ArrayStore.open(task.continuation, CONDITIONING_KIND, writable=True)
+    own.write("continuation", start, psi @ operators.continuation)
+    if not with_shared:
+        return
+    points.write("basis", start, task.basis(inputs))
+    points.write("reward_waves", start, psi @ operators.reward)
+    points.write("mass", start, psi @ operators.mass)
+    if operators.terminal is not None:
+        points.write("terminal_waves", start, psi @ operators.terminal)

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-__all__ = ["even_ranges"]
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, TypeVar
+
+__all__ = ["Residency", "even_ranges", "in_groups"]
+
+#: Where the conditioning points are while the solver runs.
+Residency = Literal["resident", "stored", "recomputed"]
+T = TypeVar("T")
+
+
+def in_groups(items: Sequence[T], n_groups: int) -> list[list[T]]:
+    """Deal items out to at most ``n_groups`` runs of neighbours, as even as can be.
+
+    Examples
+    --------
+    >>> in_groups([1, 2, 3, 4, 5], 2)
+    [[1, 2], [3, 4, 5]]
+    """
+    n_groups = min(n_groups, len(items))
+    edges = [i * len(items) // n_groups for i in range(n_groups + 1)]
+    return [list(items[a:b]) for a, b in pairwise(edges)]
 
 
 def even_ranges(n: int, at_most: int) -> list[tuple[int, int]]:

@@ -1,9 +1,10 @@
 """Coordinates in which the Bellman criterion is nearly isotropic.
 
-The Hessian of the criterion over two is close to S⊗R + λ_B K_L⊗I, where S = Σϱ k kᵀ and
-R = K_Z + Ḡ + λ_mass 11ᵀ, Ḡ the mean target-target Gram matrix. That matrix is diagonal in the basis of
-the generalised eigenvectors V of (S, K_L) on the left and the eigenvectors of R on the right, so the
-preconditioner is a change of coordinates B = V (Y / D) Rᵀ, after which it is the identity.
+In terms of C, the coefficients with respect to the whitened basis (B = T_L C, so that λ_B tr(BᵀK_LB) is
+λ_B‖C‖²), the Hessian of the criterion over two is close to S⊗R + λ_B I, where S = Σϱ k̃k̃ᵀ and
+R = K_Z + Ḡ + λ_mass 11ᵀ, Ḡ the mean target-target Gram matrix. That matrix is diagonal in the eigenvectors
+of S on the left and of R on the right, so the preconditioner is a change of coordinates C = V (Y / D) Rᵀ,
+after which it is the identity.
 """
 
 from __future__ import annotations
@@ -16,65 +17,54 @@ import numpy.typing as npt
 from scipy.linalg import eigh
 
 from kedrl_dask.criterion import ReturnSpace
-from kedrl_dask.nystrom import whiten
 
-__all__ = ["Coordinates", "basis_whitening", "return_gram"]
+__all__ = ["Coordinates", "return_gram"]
 
 Array = npt.NDArray[Any]
-
-#: Directions of the basis with a smaller share of K_L are rounding noise: their functions are zero.
-BASIS_THRESHOLD = 1e-13
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """B = left · (Y / spread) · rightᵀ, with Y of shape (rank, m)."""
+    """C = left · (Y / spread) · rightᵀ, with orthogonal ``left`` and ``right``."""
 
     left: Array
     right: Array
     spread: Array
 
     @classmethod
-    def build(cls, whitening: Array, moment: Array, return_gram: Array, ridge: float) -> Coordinates:
-        """Diagonalise S⊗return_gram + ridge·K_L⊗I.
+    def build(cls, moment: Array, return_gram: Array, ridge: float) -> Coordinates:
+        """Diagonalise moment⊗return_gram + ridge·I.
 
         Parameters
         ----------
-        whitening : (L, rank) array
-            T with TᵀK_LT = I.
         moment : (rank, rank) array
-            TᵀST, from :func:`~kedrl_dask.criterion.moments`.
+            S, from :func:`~kedrl_dask.criterion.moments`.
         return_gram : (m, m) array
             K_Z + Ḡ + λ_mass 11ᵀ.
         ridge : float
             λ_B.
         """
-        by_input, rotation = eigh(moment)
+        by_input, left = eigh(moment)
         by_return, right = eigh(return_gram)
         spread = np.outer(np.maximum(by_input, 0), np.maximum(by_return, 0)) + ridge
-        return cls(whitening @ rotation, right, np.sqrt(2 * spread))
+        return cls(left, right, np.sqrt(2 * spread))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of Y."""
+        """Shape of Y, and of C."""
         return self.spread.shape
 
     def to_coefficients(self, y: Array) -> Array:
-        """B of the coordinates Y."""
+        """C of the coordinates Y."""
         return self.left @ (y / self.spread) @ self.right.T
 
     def pull_back(self, gradient: Array) -> Array:
-        """Gradient with respect to Y of a function whose gradient with respect to B is given."""
+        """Gradient with respect to Y of a function whose gradient with respect to C is given."""
         return (self.left.T @ gradient @ self.right) / self.spread
 
-    def from_coefficients(self, coefficients: Array, basis_gram: Array) -> Array:
-        """Y of B, as leftᵀ K_L left = I."""
-        return (self.left.T @ basis_gram @ coefficients @ self.right) * self.spread
-
-
-def basis_whitening(basis_gram: Array) -> Array:
-    """T with TᵀK_LT = I, without the directions of K_L that are rounding noise; (L, rank)."""
-    return whiten(basis_gram, BASIS_THRESHOLD)
+    def from_coefficients(self, coefficients: Array) -> Array:
+        """Y of C."""
+        return (self.left.T @ coefficients @ self.right) * self.spread
 
 
 def return_gram(space: ReturnSpace, reward_power: Array, mass_penalty: float) -> Array:

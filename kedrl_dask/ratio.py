@@ -8,7 +8,7 @@ transitions, so they are gathered chunk by chunk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -87,19 +87,25 @@ class RatioMoments:
         )
 
 
-def section_means(kernel: Matern, centers: Array, numerators: Array, weights: Array) -> Array:
+def section_means(
+    kernel: Matern, centers: Array, numerators: Array, weights: Array, dtype: npt.DTypeLike = np.float64
+) -> Array:
     """Kernel sections at the numerator inputs (draws, n, dim), averaged over the draws; (n, b)."""
-    return np.add.reduce(
-        [weight * kernel(draw, centers) for draw, weight in zip(numerators, weights, strict=True)]
-    )
+    mean, section = np.empty((2, numerators.shape[1], len(centers)), dtype)
+    for i, (draw, weight) in enumerate(zip(numerators, weights, strict=True)):
+        weighted = replace(kernel, sigma=kernel.sigma * np.sqrt(weight))
+        weighted(draw, centers, out=section if i else mean)
+        if i:
+            mean += section
+    return mean
 
 
 def moments(denominator_sections: Array, numerator_sections: Array) -> RatioMoments:
     """Sums for one chunk from its kernel sections (n, b)."""
     return RatioMoments(
         denominator_sections.T @ denominator_sections,
-        denominator_sections.sum(axis=0),
-        numerator_sections.sum(axis=0),
+        denominator_sections.sum(axis=0, dtype=np.float64),
+        numerator_sections.sum(axis=0, dtype=np.float64),
         len(denominator_sections),
     )
 
@@ -170,7 +176,8 @@ class DensityRatio:
     ridge: float
     scale: float = 1.0
 
-    def __call__(self, inputs: Array) -> Array:
-        """η̂ at each row of ``inputs``."""
-        values = self.kernel(inputs, self.centers) @ self.alpha
+    def __call__(self, inputs: Array, dtype: npt.DTypeLike = np.float64) -> Array:
+        """η̂ at each row of ``inputs``, from kernel sections in the precision ``dtype``."""
+        sections = np.empty((len(inputs), len(self.centers)), dtype)
+        values = self.kernel(inputs, self.centers, out=sections) @ self.alpha
         return self.scale * (values if self.clip is None else np.minimum(values, self.clip))

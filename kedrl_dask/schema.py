@@ -9,11 +9,17 @@ from dataclasses import dataclass
 
 __all__ = [
     "BLOCK_SCALARS",
-    "BLOCK_SUMS",
     "CONDITIONING",
+    "CONDITIONING_CONTINUATION",
+    "CONTINUATION_SUMS",
+    "INPUT_SUMS",
     "MODEL",
     "MODEL_RATIO",
     "MODEL_TERMINAL",
+    "POINTS",
+    "RETURNS",
+    "REWARD_SUMS",
+    "SAMPLE",
     "TRANSITIONS",
     "TRANSITION_DIGESTS",
     "ArraySpec",
@@ -62,23 +68,29 @@ TRANSITION_DIGESTS = ArraySpec(
 )
 
 # What the streaming pass leaves: sums over blocks of whole episodes. Any weighting of the episodes that is
-# constant on blocks (folds, bootstrap, leaving out, adding) is a weighted sum of these.
-BLOCK_SUMS: tuple[ArraySpec, ...] = (
+# constant on blocks (folds, bootstrap, leaving out, adding) is a weighted sum of these. psi is a linear image
+# of the features phi. Three parts, each filed under what it depends on: the inputs; the return kernel too;
+# the policy too.
+INPUT_SUMS: tuple[ArraySpec, ...] = (
     ArraySpec("gram", ("block", "rank", "rank_again"), "float64", "sum of psi psi^T"),
     ArraySpec("mass", ("block", "rank"), "float64", "sum of psi"),
+    ArraySpec("count", ("block",), "float64", "number of transitions"),
+)
+REWARD_SUMS: tuple[ArraySpec, ...] = (
     ArraySpec(
-        "reward", ("block", "rank", "wave"), "float64", "sum of psi exp(iWr)^T, real and imaginary in turn"
+        "reward", ("block", "rank", "wave"), "float64", "sum of phi exp(iWr)^T, real and imaginary in turn"
     ),
     ArraySpec("reward_sum", ("block", "wave"), "float64", "sum of exp(iWr), real and imaginary in turn"),
-    ArraySpec("terminal", ("block", "rank", "wave"), "float64", "sum of psi exp(iWr)^T over terminal rows"),
-    ArraySpec("continuation", ("block", "rank", "basis"), "float64", "sum of psi kappa^T"),
+    ArraySpec("terminal", ("block", "rank", "wave"), "float64", "sum of phi exp(iWr)^T over terminal rows"),
+)
+CONTINUATION_SUMS: tuple[ArraySpec, ...] = (
+    ArraySpec("continuation", ("block", "rank", "basis"), "float64", "sum of phi kappa^T"),
     ArraySpec("continuation_sum", ("block", "basis"), "float64", "sum of kappa"),
     ArraySpec("scalar", ("block", "scalar_name"), "float64", "the numbers named in BLOCK_SCALARS"),
 )
 
 # Sums over the block, but for the extremes of the density ratio over transitions that have a successor.
 BLOCK_SCALARS = (
-    "transitions",
     "successors",
     "continuation_square",
     "ratio",
@@ -87,15 +99,40 @@ BLOCK_SCALARS = (
     "ratio_max",
 )
 
-# What the criterion needs of the conditioning points.
+# What the criterion needs of the conditioning points, in the precision of its products; T is the whitening of
+# the basis. The last array depends on the policy and is stored by itself.
 CONDITIONING: tuple[ArraySpec, ...] = (
     ArraySpec("input", ("point", "input_dim"), "float64", "state and action of the conditioning point"),
     ArraySpec("weight", ("point",), "float64", "weight of the point in the criterion; they sum to one"),
-    ArraySpec("basis", ("point", "basis"), "float64", "k_L, the kernel with the state-action basis"),
-    ArraySpec("continuation", ("point", "basis"), "float64", "Phi_L, the expected kernel at the successor"),
+    ArraySpec("mass", ("point",), "float64", "sum of the conditional weights Gamma"),
+    ArraySpec("basis", ("point", "basis"), "float64", "T^T k_L, the kernel with the state-action basis"),
     ArraySpec("reward_waves", ("point", "wave"), "float64", "rho, real and imaginary in turn"),
     ArraySpec("terminal_waves", ("point", "wave"), "float64", "tau, real and imaginary in turn"),
-    ArraySpec("mass", ("point",), "float64", "sum of the conditional weights Gamma"),
+)
+CONDITIONING_CONTINUATION: tuple[ArraySpec, ...] = (
+    ArraySpec("continuation", ("point", "basis"), "float64", "T^T Phi_L, the kernel expected next"),
+)
+
+# The choices of a fit that do not depend on the policy: a sample of transitions, landmarks and basis from it,
+# and the return grid.
+SAMPLE: tuple[ArraySpec, ...] = (
+    ArraySpec("rows", ("transition",), "int64", "row in the store"),
+    ArraySpec("episode", ("transition",), "int64", "episode"),
+    ArraySpec("inputs", ("transition", "input_dim"), "float64", "state and action"),
+    ArraySpec("reward", ("transition", "reward_dim"), "float64", "reward"),
+    ArraySpec("next_state", ("transition", "state_dim"), "float64", "successor's state"),
+    ArraySpec("next_action", ("transition", "action_dim"), "float64", "successor's action"),
+    ArraySpec("terminal", ("transition",), "bool", "the episode ended with this transition"),
+)
+POINTS: tuple[ArraySpec, ...] = (
+    ArraySpec("landmarks", ("landmark", "input_dim"), "float64", "Nystrom landmarks"),
+    ArraySpec("whitening", ("landmark", "rank"), "float64", "T, from kernel sections to features psi"),
+    ArraySpec("basis", ("basis", "input_dim"), "float64", "state-action basis"),
+    ArraySpec("basis_whitening", ("basis", "basis_rank"), "float64", "T of the basis"),
+    ArraySpec("tuning", ("length_scale", "ridge"), "float64", "cross-validated error of the input kernel"),
+)
+RETURNS: tuple[ArraySpec, ...] = (
+    ArraySpec("grid", ("atom", "reward_dim"), "float64", "atoms of the return grid"),
 )
 
 # A fitted model: all that it takes to evaluate the embedding and the Bellman risk at new inputs.

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.kernels import Matern
+from kedrl_dask.plan import even_ranges
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.solvers import PCG, Solver, by_name
 from kedrl_dask.spectral import METHODS, Method
@@ -18,6 +19,9 @@ __all__ = ["Settings"]
 
 #: Conditioning points when their number is not given and there are more transitions.
 DEFAULT_CONDITIONING = 20_000
+#: Most conditioning points of a chunk, and what the number of chunks is a multiple of: the usual numbers of
+#: workers then have equal shares.
+CHUNK_POINTS, CHUNK_MULTIPLE = 4_096, 8
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class Settings:
     points: Literal["kmeans", "random"]
     landmark_threshold: float
     n_blocks: int
-    chunk_points: int
+    chunk_points: int | Literal["auto"]
+    precision: Literal["mixed", "double"]
     random_state: int
 
     def __post_init__(self) -> None:
@@ -57,12 +62,13 @@ class Settings:
         if not (isinstance(discount, Real) and 0 < discount < 1):
             raise ValueError(f"KEDRL: discount must lie strictly between 0 and 1, got {discount!r}")
         self._check_choices()
-        for name in ("n_atoms", "n_basis", "n_landmarks", "n_features", "n_blocks", "chunk_points"):
+        for name in ("n_atoms", "n_basis", "n_landmarks", "n_features", "n_blocks"):
             self._check_count(name)
         if self.n_conditioning is not None:
             self._check_count("n_conditioning")
-        if self.n_draws != "auto":
-            self._check_count("n_draws")
+        for name in ("n_draws", "chunk_points"):
+            if getattr(self, name) != "auto":
+                self._check_count(name)
         if not (isinstance(self.random_state, Integral) and int(self.random_state) >= 0):
             raise ValueError(f"KEDRL: random_state must be an integer ≥ 0, got {self.random_state!r}")
         for name in ("ridge_gamma", "ridge_b"):
@@ -83,6 +89,7 @@ class Settings:
             "continuation": ("sampled", "ratio"),
             "spectral": METHODS,
             "points": ("kmeans", "random"),
+            "precision": ("mixed", "double"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -133,6 +140,15 @@ class Settings:
         """Number M of conditioning points."""
         return min(self.n_conditioning or DEFAULT_CONDITIONING, n_transitions)
 
-    def draws(self, action_dim: int) -> int:
-        """Target actions per successor state: Gauss rules for one or two action coordinates."""
-        return {1: 5, 2: 9}.get(action_dim, 16) if self.n_draws == "auto" else self.n_draws
+    def ranges(self, n_transitions: int) -> list[tuple[int, int]]:
+        """Chunks of conditioning points; of nothing but their number, so that results are too."""
+        n_points = self.n_points(n_transitions)
+        if not isinstance(self.chunk_points, str):
+            return even_ranges(n_points, self.chunk_points)
+        n_chunks = CHUNK_MULTIPLE * -(-n_points // (CHUNK_MULTIPLE * CHUNK_POINTS))
+        return even_ranges(n_points, -(-n_points // n_chunks))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the products; sums are always in double precision."""
+        return np.dtype(np.float32 if self.precision == "mixed" else np.float64)

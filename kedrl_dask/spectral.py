@@ -75,10 +75,21 @@ def _orthogonal_gaussian(dim: int, n_features: int, rng: np.random.Generator) ->
     return directions * chi.rvs(dim, size=n_features, random_state=rng)[:, None]
 
 
-def waves(points: Array, frequencies: Array) -> Array:
-    """exp(iWz) for each row z of ``points``, as cosines and sines in turn; shape (n, 2Q)."""
+def waves(points: Array, frequencies: Array, dtype: npt.DTypeLike | None = None) -> Array:
+    """exp(iWz) for each row z of ``points``, as cosines and sines in turn; shape (n, 2Q).
+
+    In the precision of the points, unless ``dtype`` is given. Then the points are shifted to their centre
+    first, a rotation that is undone, so that returns far from zero keep their digits.
+    """
     points = np.asarray(points)
     points = points.astype(np.result_type(points, np.float32), copy=False)
+    if dtype is not None and points.dtype != dtype:
+        centre = points.mean(axis=0, keepdims=True)
+        out = waves((points - centre).astype(dtype), frequencies)
+        rotation = np.exp(1j * (centre @ frequencies.T)).astype(np.result_type(dtype, np.complex64))
+        rotated = as_complex(out)
+        rotated *= rotation
+        return out
     phase = points @ frequencies.T.astype(points.dtype, copy=False)
     out = np.empty((*phase.shape, 2), dtype=phase.dtype)
     np.cos(phase, out=out[..., 0])

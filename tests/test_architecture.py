@@ -20,13 +20,13 @@ FLOORS = {
     },
     # Storage and execution.
     2: {
-        "episodes", "execute", "objective", "passes", "plan", "progress", "schema", "store", "transitions",
+        "cache", "episodes", "execute", "objective", "passes", "plan", "progress", "schema", "store", "transitions",
         "validation", "writer",
     },
     # What people touch.
     3: {
-        "__init__", "__main__", "cli", "datasets", "demo", "diagnostics", "fitting", "model", "persist",
-        "plots", "report", "settings",
+        "__init__", "__main__", "choices", "cli", "datasets", "demo", "diagnostics", "fitting", "model", "persist",
+        "plots", "report", "settings", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import solve_triangular
 
 from kedrl_dask.solvers.solution import Problem, Record, Report, Result, Solution, certify, iterate
 
@@ -70,12 +71,14 @@ class AdamW:
         """Random coefficients, unless a start is given."""
         rng = np.random.default_rng(self.random_state)
         if start is None:
-            start = self.initial_scale * rng.standard_normal(problem.shape)
-        value, _ = problem.value_and_gradient(start)
+            first = self.initial_scale * rng.standard_normal(problem.shape)
+        else:
+            first = problem.whitening @ start
+        value, _ = problem.value_and_gradient(_whitened(problem, first))
         zeros = np.zeros(problem.shape)
         return _State(
-            start, zeros, zeros, rng, np.empty(0, dtype=np.intp), self.learning_rate, 0, np.inf,
-            best=start, best_value=value, plateau_value=value, n_plateau=0, n_evaluations=1,
+            first, zeros, zeros, rng, np.empty(0, dtype=np.intp), self.learning_rate, 0, np.inf,
+            best=first, best_value=value, plateau_value=value, n_plateau=0, n_evaluations=1,
             record=Record(0, value, np.inf),
         )  # fmt: skip
 
@@ -84,7 +87,8 @@ class AdamW:
         order = state.order
         if len(order) == 0:
             order = state.rng.permutation(problem.n_points)
-        gradient = problem.batch_gradient(order[: self.batch_size], state.coefficients)
+        gradient = problem.batch_gradient(order[: self.batch_size], _whitened(problem, state.coefficients))
+        gradient = solve_triangular(problem.whitening, gradient, trans="T")
         norm = float(np.linalg.norm(gradient))
         if norm > self.gradient_clip:
             gradient = gradient * (self.gradient_clip / norm)
@@ -102,7 +106,7 @@ class AdamW:
         return self._evaluate(problem, state) if is_due else state
 
     def _evaluate(self, problem: Problem, state: _State) -> _State:
-        value, _ = problem.value_and_gradient(state.coefficients)
+        value, _ = problem.value_and_gradient(_whitened(problem, state.coefficients))
         if value < state.best_value:
             state = replace(state, best=state.coefficients, best_value=value)
         if value < state.plateau_value * (1 - self.plateau_gain):
@@ -130,7 +134,11 @@ class AdamW:
     def solve(self, problem: Problem, start: Array | None = None, report: Report | None = None) -> Solution:
         """Run to the end of the budget and return the best iterate."""
         state, result, history = iterate(self, problem, start, report)
-        value, certificate = certify(problem, state.best)
-        return Solution(
-            state.best, result, value, certificate, state.iteration, state.n_evaluations + 2, history
-        )
+        best = _whitened(problem, state.best)
+        value, certificate = certify(problem, best)
+        return Solution(best, result, value, certificate, state.iteration, state.n_evaluations + 2, history)
+
+
+def _whitened(problem: Problem, coefficients: Array) -> Array:
+    """C of B: the method takes its steps in B, as the paper does; AdamW depends on the coordinates."""
+    return solve_triangular(problem.whitening, coefficients)

@@ -65,7 +65,7 @@ class LBFGS:
         history = [Record(0, value, relative_norm(gradient, reference))]
         first = np.zeros(shape)
         if start is not None and reference > 0:
-            first = problem.coordinates.from_coefficients(start, problem.basis_gram)
+            first = problem.coordinates.from_coefficients(start)
 
         def callback(intermediate_result: OptimizeResult) -> None:
             value, gradient = evaluate.at(intermediate_result.x)

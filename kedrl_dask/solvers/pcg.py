@@ -14,6 +14,9 @@ __all__ = ["PCG"]
 
 Array = npt.NDArray[Any]
 
+#: How far the recurrence is followed when products are in single precision.
+REPLACE_AT = 1e-2
+
 
 @dataclass(frozen=True)
 class _State:
@@ -26,6 +29,7 @@ class _State:
     iteration: int
     n_products: int
     is_exact: bool  # whether the residual was computed from y, not by recurrence
+    exact: float  # certificate when that was last so
     n_restarts: int
     is_convex: bool  # no direction of negative curvature was met
     record: Record
@@ -44,8 +48,10 @@ class PCG:
 
     Notes
     -----
-    When the recurrence says that the tolerance is met the gradient is computed anew; where the two
-    disagree, the method restarts from the exact one. A fourth restart is stagnation.
+    Where products are in single precision, the gradient is computed anew, in double precision, whenever
+    the recurrence has shortened it by ``REPLACE_AT``; the search goes on in its direction. When the
+    recurrence says that the tolerance is met the gradient is computed anew too; where the two disagree,
+    the method restarts from the exact one. A fourth restart is stagnation.
     """
 
     tolerance: float = 1e-8
@@ -58,21 +64,27 @@ class PCG:
         reference = float(np.linalg.norm(right_hand_side))
         y = np.zeros_like(right_hand_side)
         if start is not None:
-            y = problem.coordinates.from_coefficients(start, problem.basis_gram)
+            y = problem.coordinates.from_coefficients(start)
         state = _State(
             y, right_hand_side, right_hand_side, reference, constant, right_hand_side,
-            iteration=0, n_products=1, is_exact=True, n_restarts=0, is_convex=True,
+            iteration=0, n_products=1, is_exact=True, exact=1.0, n_restarts=0, is_convex=True,
             record=Record(0, constant, 1.0 if reference > 0 else 0.0),
         )  # fmt: skip
         return state if start is None else replace(self._restart(problem, state), n_restarts=0)
 
-    def _restart(self, problem: Problem, state: _State) -> _State:
+    def _renew(self, problem: Problem, state: _State) -> _State:
+        """Compute the gradient anew, in double precision."""
         _, gradient = problem.value_and_gradient(problem.coordinates.to_coefficients(state.y))
         residual = -problem.coordinates.pull_back(gradient)
+        record = self._record(state, state.y, residual, state.iteration)
         return replace(
-            state, residual=residual, direction=residual, n_products=state.n_products + 1, is_exact=True,
-            n_restarts=state.n_restarts + 1, record=self._record(state, state.y, residual, state.iteration),
+            state, residual=residual, n_products=state.n_products + 1, is_exact=True,
+            exact=record.certificate, record=record,
         )  # fmt: skip
+
+    def _restart(self, problem: Problem, state: _State) -> _State:
+        state = self._renew(problem, state)
+        return replace(state, direction=state.residual, n_restarts=state.n_restarts + 1)
 
     def _record(self, state: _State, y: Array, residual: Array, iteration: int) -> Record:
         # For J = J₀ − bᵀy + ½yᵀHy with r = b − Hy the value is J₀ − ½yᵀ(b + r).
@@ -89,15 +101,19 @@ class PCG:
         curvature = float(np.vdot(state.direction, image))
         if not curvature > 0:
             return replace(state, n_products=state.n_products + 1, is_convex=False)
-        length = squared / curvature
+        # The residual times the direction is its own square but for rounding errors.
+        length = float(np.vdot(state.residual, state.direction)) / curvature
         y = state.y + length * state.direction
         residual = state.residual - length * image
-        ratio = float(np.vdot(residual, residual)) / squared
-        return replace(
-            state, y=y, residual=residual, direction=residual + ratio * state.direction,
-            iteration=state.iteration + 1, n_products=state.n_products + 1, is_exact=False,
-            record=self._record(state, y, residual, state.iteration + 1),
+        following = replace(
+            state, y=y, residual=residual, iteration=state.iteration + 1, n_products=state.n_products + 1,
+            is_exact=False, record=self._record(state, y, residual, state.iteration + 1),
         )  # fmt: skip
+        shortened = following.record.certificate <= REPLACE_AT * state.exact
+        if shortened and not problem.products_are_exact:
+            following = self._renew(problem, following)
+        ratio = float(np.vdot(following.residual, following.residual)) / squared
+        return replace(following, direction=following.residual + ratio * state.direction)
 
     def terminate(self, state: _State) -> Result | None:
         """Converged only on an exact gradient."""

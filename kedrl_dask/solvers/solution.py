@@ -33,14 +33,15 @@ class Result(Enum):
 
 
 class Problem(Protocol):
-    """The criterion, as a solver sees it."""
+    """The criterion, as a solver sees it: a function of C, the coefficients for the whitened basis."""
 
     coordinates: Coordinates
-    basis_gram: Array
+    whitening: Array  # T, with B = TC
+    products_are_exact: bool  # or in single precision, while gradients are in double
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape (L, m) of the coefficients."""
+        """Shape (rank, m) of the coefficients."""
 
     @property
     def n_points(self) -> int:
@@ -51,7 +52,7 @@ class Problem(Protocol):
         """Whether there is no penalty on negative coefficients."""
 
     def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
-        """Value of eq:global_B_objective and its gradient."""
+        """Value of eq:global_B_objective and its gradient, in double precision."""
 
     def product(self, direction: Array) -> Array:
         """Hessian of the quadratic part, times a direction."""
@@ -75,7 +76,7 @@ class Solution:
     Attributes
     ----------
     coefficients : (L, m) array
-        B.
+        As the problem has them: C while it is solved, B in a fitted model.
     result : Result
         How it ended; ``result.value`` is a sentence.
     value : float
@@ -141,7 +142,7 @@ def iterate(stepper: Stepper, problem: Problem, start: Array | None, report: Rep
 
 
 def certify(problem: Problem, coefficients: Array) -> tuple[float, float]:
-    """Value at B, and the norm of its preconditioned gradient over that at B = 0."""
+    """Value at C, and the norm of its preconditioned gradient over that at C = 0."""
     value, gradient = problem.value_and_gradient(coefficients)
     _, reference = problem.value_and_gradient(np.zeros(problem.shape))
     pull_back = problem.coordinates.pull_back

@@ -1,0 +1,178 @@
+"""The choices of a fit that do not depend on the policy: kernels, landmarks, basis, grid, frequencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask import grid as grids
+from kedrl_dask.cache import Cache, Facts
+from kedrl_dask.design import choose_points
+from kedrl_dask.kernels import Matern
+from kedrl_dask.nystrom import NystromFeatures
+from kedrl_dask.schema import POINTS, RETURNS, SAMPLE, ArraySpec
+from kedrl_dask.settings import Settings
+from kedrl_dask.spectral import frequencies
+from kedrl_dask.store import ArrayStore
+from kedrl_dask.transitions import Transitions, TransitionStore
+from kedrl_dask.tuning import LENGTH_SCALES, RIDGES, InputTuning, median_kernel, tune_input_kernel
+
+__all__ = ["Choices", "make_choices"]
+
+Array = npt.NDArray[Any]
+
+KIND = "kedrl choices"
+#: Transitions in memory for the choice of landmarks, basis and grid, and for tuning.
+DESIGN_SAMPLE, TUNING_SAMPLE = 20_000, 4_000
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen.
+
+    Attributes
+    ----------
+    sample : Transitions
+        The transitions that the choices were made on.
+    features : NystromFeatures
+        ψ, with the input kernel and the landmarks.
+    basis : NystromFeatures
+        The state-action basis, and its whitened sections.
+    grid : (m, d) array
+        Return atoms.
+    frequencies : (Q, d) array
+        W.
+    return_kernel : Matern
+    tuning : InputTuning or None
+        What was tried for the input kernel, if it was not given.
+    """
+
+    sample: Transitions
+    features: NystromFeatures
+    basis: NystromFeatures
+    grid: Array
+    frequencies: Array
+    return_kernel: Matern
+    tuning: InputTuning | None
+
+
+def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Choices:
+    """Choose, or find what was chosen for the same data and settings."""
+    seed = settings.random_state
+    of_sample = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
+    sample = _sample(store, cache, of_sample, seed)
+    features, basis, tuning = _points(settings, sample, cache, of_sample)
+    grid, return_kernel = _returns(settings, store, cache)
+    waves = frequencies(return_kernel, store.reward_dim, settings.n_features, settings.spectral, seed)
+    return Choices(sample, features, basis, grid, waves, return_kernel, tuning)
+
+
+def _file(path: Path, specs: tuple[ArraySpec, ...], arrays: dict[str, Array], facts: Facts) -> None:
+    """Write arrays into a new store."""
+    sizes = {d: n for spec in specs for d, n in zip(spec.dims, arrays[spec.name].shape, strict=True)}
+    filed = ArrayStore.create(path, KIND, specs, sizes, {}, facts)
+    for spec in specs:
+        if arrays[spec.name].size:
+            filed.write(spec.name, 0, arrays[spec.name])
+    filed.finish()
+
+
+def _sample(store: TransitionStore, cache: Cache, facts: Facts, seed: int) -> Transitions:
+    def make(path: Path) -> None:
+        sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([seed, 1]))
+        _file(path, SAMPLE, vars(sample), {})
+
+    filed = ArrayStore.open(cache.get("sample", facts, make), KIND)
+    return Transitions(**{spec.name: filed.read(spec.name) for spec in SAMPLE})
+
+
+def _points(
+    settings: Settings, sample: Transitions, cache: Cache, of_sample: Facts
+) -> tuple[NystromFeatures, NystromFeatures, InputTuning | None]:
+    """Landmarks and basis in the coordinates of the input kernel, which is tuned first if it is not given."""
+    names = ("input_kernel", "n_landmarks", "n_basis", "points", "landmark_threshold", "random_state")
+    facts = {"sample": of_sample} | {name: getattr(settings, name) for name in names}
+
+    def make(path: Path) -> None:
+        kernel, errors = settings.input_kernel, np.empty((0, 0))
+        if not isinstance(kernel, Matern):
+            tuning = _tune(settings, sample)
+            kernel, errors = tuning.kernel, tuning.errors
+        chosen = [
+            NystromFeatures.from_landmarks(
+                kernel,
+                choose_points(sample.inputs, size, kernel, settings.points, settings.random_state + i),
+                settings.landmark_threshold,
+            )
+            for i, size in enumerate((settings.n_landmarks, settings.n_basis))
+        ]
+        arrays = {"landmarks": chosen[0].landmarks, "whitening": chosen[0].whitening, "tuning": errors}
+        arrays |= {"basis": chosen[1].landmarks, "basis_whitening": chosen[1].whitening}
+        _file(path, POINTS, arrays, {"kernel": kernel.to_dict()})
+
+    filed = ArrayStore.open(cache.get("points", facts, make), KIND)
+    kernel = Matern.from_dict(filed.attributes["kernel"])
+    features = NystromFeatures(kernel, filed.read("landmarks"), filed.read("whitening"))
+    basis = NystromFeatures(kernel, filed.read("basis"), filed.read("basis_whitening"))
+    tuning = None
+    if not isinstance(settings.input_kernel, Matern):
+        tuning = InputTuning(kernel, np.array(LENGTH_SCALES), np.array(RIDGES), filed.read("tuning"))
+    return features, basis, tuning
+
+
+def _tune(settings: Settings, sample: Transitions) -> InputTuning:
+    rng = np.random.default_rng([settings.random_state, 4])
+    rows = np.sort(rng.permutation(len(sample))[:TUNING_SAMPLE])
+    part = sample.select(rows)
+    return tune_input_kernel(
+        part.inputs, part.reward, part.next_state, part.episode, random_state=settings.random_state
+    )
+
+
+def _returns(settings: Settings, store: TransitionStore, cache: Cache) -> tuple[Array, Matern]:
+    """Return kernel and grid, from observed discounted returns where they are not given."""
+    names = (
+        "discount",
+        "return_kernel",
+        "n_atoms",
+        "grid",
+        "grid_expansion",
+        "reward_bounds",
+        "random_state",
+    )
+    facts = {"data": store.fingerprint, "seed": settings.random_state}
+    facts |= {name: getattr(settings, name) for name in names}
+
+    def make(path: Path) -> None:
+        returns = _observed_returns(settings, store)
+        kernel = settings.return_kernel
+        if not isinstance(kernel, Matern):
+            kernel = median_kernel(returns, random_state=settings.random_state)
+        _file(path, RETURNS, {"grid": _grid(settings, returns, kernel)}, {"kernel": kernel.to_dict()})
+
+    filed = ArrayStore.open(cache.get("returns", facts, make), KIND)
+    return filed.read("grid"), Matern.from_dict(filed.attributes["kernel"])
+
+
+def _observed_returns(settings: Settings, store: TransitionStore) -> Array:
+    seed = settings.random_state
+    rows = store.episode_windows(5 * DESIGN_SAMPLE, np.random.default_rng([seed, 2]))
+    returns = grids.discounted_returns(rows.reward, rows.episode, rows.terminated, settings.discount)
+    if len(returns) > DESIGN_SAMPLE:
+        returns = np.random.default_rng([seed, 3]).choice(returns, DESIGN_SAMPLE, replace=False)
+    return returns
+
+
+def _grid(settings: Settings, returns: Array, kernel: Matern) -> Array:
+    if settings.grid is not None:
+        return np.array(settings.grid, dtype=np.float64)
+    if settings.reward_bounds is not None:
+        low, high = grids.bellman_box(*settings.reward_bounds, settings.discount)
+        return grids.box_grid(low, high, settings.n_atoms, settings.random_state)
+    return grids.return_grid(
+        returns, settings.n_atoms, kernel, settings.grid_expansion, random_state=settings.random_state
+    )
