@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from dask.system import CPU_COUNT
 from distributed import Client, Future, LocalCluster, as_completed
-from threadpoolctl import ThreadpoolController, threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 __all__ = ["DistributedExecutor", "Executor", "ThreadExecutor", "default_executor", "local_cluster"]
 
@@ -98,6 +98,8 @@ class ThreadExecutor(Executor):
 
     def __init__(self, n_threads: int | None = None) -> None:
         self._n_threads = n_threads or CPU_COUNT
+        # Finding the BLAS libraries takes milliseconds, setting their threads none.
+        self._blas = ThreadpoolController()
 
     @property
     def n_threads(self) -> int:
@@ -122,7 +124,7 @@ class ThreadExecutor(Executor):
         """Run on a pool of threads; the first error cancels what has not started."""
         # Threads times BLAS threads would overload the cores; and a product split over another
         # number of threads may differ in its last digit.
-        with threadpool_limits(limits=1), ThreadPoolExecutor(self._n_threads) as pool:
+        with self._blas.limit(limits=1), ThreadPoolExecutor(self._n_threads) as pool:
             futures = [pool.submit(function, item, *shared) for item in items]
             try:
                 if advance is not None:
@@ -165,6 +167,7 @@ class DistributedExecutor(Executor):
         self._run = uuid4().hex[:12]
         self._count = 0
         self._driver = (socket.gethostname(), os.getpid())
+        self._blas = ThreadpoolController()
 
     @property
     def n_threads(self) -> int:
@@ -193,13 +196,14 @@ class DistributedExecutor(Executor):
     def _submit(
         self, function: Callable[..., Any], items: Sequence[Any], shared: tuple[Any, ...]
     ) -> list[Future]:
-        key = self._key(function.__name__)
-        return [
-            self._client.submit(
-                _call, function, self._driver, item, *shared, key=f"{key}-{i}", pure=False, retries=RETRIES
-            )
-            for i, item in enumerate(items)
-        ]
+        """One message to the scheduler, whatever the number of items."""
+        if not items:
+            return []
+        n, key = len(items), self._key(function.__name__)
+        # As sequences of arguments: keyword arguments that are large become tasks named like them.
+        arguments = [[value] * n for value in (function, self._driver, *shared)]
+        keys = [f"{key}-{i}" for i in range(n)]
+        return self._client.map(_call, items, *arguments, key=keys, pure=False, retries=RETRIES)
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
         """Futures of the results; each stays on the worker that computed it."""
@@ -214,7 +218,7 @@ class DistributedExecutor(Executor):
     ) -> list[Any]:
         """Submit one task per item and gather the results in order."""
         # Workers in this very process, as LocalCluster(processes=False) has, share its BLAS.
-        with threadpool_limits(limits=1):
+        with self._blas.limit(limits=1):
             return self._gather(self._submit(function, items, shared), advance)
 
     def reduce(
@@ -227,7 +231,7 @@ class DistributedExecutor(Executor):
         advance: Advance | None = None,
     ) -> list[Any]:
         """One task per item and per pair; only what ``finish`` returns comes back."""
-        with threadpool_limits(limits=1):
+        with self._blas.limit(limits=1):
 
             def submit(called: Callable[..., Any], *arguments: Any) -> Future:
                 return self._submit(called, [arguments[0]], arguments[1:])[0]
@@ -256,11 +260,11 @@ def _join(pieces: Sequence[bytes]) -> Any:
     return pickle.loads(b"".join(pieces))
 
 
-def _call(function: Callable[..., Any], driver: tuple[str, int], *arguments: Any) -> Any:
+def _call(item: Any, function: Callable[..., Any], driver: tuple[str, int], *shared: Any) -> Any:
     """Run a chunk function on a worker with one BLAS thread."""
     if driver != (socket.gethostname(), os.getpid()):
         _use_one_blas_thread()
-    return function(*arguments)
+    return function(item, *shared)
 
 
 @cache

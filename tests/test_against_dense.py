@@ -24,7 +24,7 @@ def fit(store, policy, kernels, **settings):
         "landmark_threshold": 0.0, "n_basis": 6, "points": "random", "n_features": 12, "n_draws": 3,
         "ridge_gamma": RIDGE_GAMMA, "ridge_b": RIDGE_B, "mass_penalty": MASS,
         "grid": rng.standard_normal((5, store.reward_dim)), "n_blocks": 3, "chunk_points": 7,
-        "solver": PCG(tolerance=1e-13),
+        "solver": PCG(tolerance=1e-13), "precision": "double",
     }  # fmt: skip
     model = KEDRL(DISCOUNT, **(defaults | settings))
     return model.fit(store, policy, executor=ThreadExecutor(2), progress="none")

@@ -20,8 +20,8 @@ from tests.conftest import LOOPBACK, make_episodes
 SMALL = {"n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "n_blocks": 4}
 
 
-def small_model(**settings):
-    return KEDRL(0.6, **(SMALL | settings))
+def small_model(discount=0.6, **settings):
+    return KEDRL(discount, **(SMALL | settings))
 
 
 def fit(store, policy, executor=None, **settings):
@@ -63,16 +63,72 @@ def test_fit__repeats_exactly(store, policy):
     assert difference(fit(store, policy, random_state=1), first) > 1e-6
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("double", 1e-10), ("mixed", 1e-3)])
 @pytest.mark.parametrize("continuation", ["sampled", "ratio"])
 @pytest.mark.parametrize("target", ["gaussian", "function"])
-def test_fit__number_of_chunks_does_not_matter(store, policy, continuation, target):
+def test_fit__number_of_chunks_does_not_matter(store, policy, continuation, target, precision, tolerance):
     """1, 2 and 5 chunks of every kind: of episodes and of conditioning points."""
     chosen = policy if target == "gaussian" else policies.Function(random_actions)
-    settings = {"continuation": continuation, "ridge_gamma": 1e-4, "solver": PCG(tolerance=1e-12)}
+    settings = {"continuation": continuation, "ridge_gamma": 1e-4, "precision": precision}
+    settings["solver"] = PCG(tolerance=1e-12 if precision == "double" else 1e-9)
     n = store.n_transitions
     models = [fit(store, chosen, n_blocks=k, chunk_points=-(-n // k), **settings) for k in (1, 2, 5)]
-    assert difference(models[1], models[0]) < 1e-10
-    assert difference(models[2], models[0]) < 1e-10
+    assert difference(models[1], models[0]) < tolerance
+    assert difference(models[2], models[0]) < tolerance
+
+
+def test_precision__mixed_is_close_to_double(store, policy):
+    double, mixed = fit(store, policy, precision="double"), fit(store, policy, precision="mixed")
+    assert 0 < difference(mixed, double) < 1e-3
+    assert mixed.solution_.certificate <= 1e-8
+
+
+def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, policy, tmp_path, monkeypatch):
+    other = policies.Gaussian(weights=[[0.1], [0.3]], bias=-0.2, scale=0.5)
+    cold = fit(store, other)
+    small_model().fit(store, policy, cache=tmp_path / "cache", progress="none")
+    before = {path.name for path in (tmp_path / "cache").iterdir()}
+    warm = small_model().fit(store, other, cache=tmp_path / "cache", progress="none")
+    np.testing.assert_array_equal(warm.coefficients_, cold.coefficients_)
+    new = {path.name for path in (tmp_path / "cache").iterdir()} - before
+    assert {name.rpartition("-")[0] for name in new} <= {"continuation", "points", "points-continuation"}
+    # The same fit again writes nothing, and streams nothing.
+    monkeypatch.setattr(
+        "kedrl_dask.fitting.accumulate", lambda *_: pytest.fail("the pass was repeated"), raising=True
+    )
+    again = small_model().fit(store, other, cache=tmp_path / "cache", progress="none")
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == before | new
+    np.testing.assert_array_equal(again.coefficients_, warm.coefficients_)
+
+
+def test_cache__next_discount_reuses_sums(store, policy, tmp_path):
+    cache, kernel = tmp_path / "cache", Matern(5.5, 1.0)
+    small_model(return_kernel=kernel).fit(store, policy, cache=cache, progress="none")
+    before = {path.name for path in cache.iterdir()}
+    later = small_model(return_kernel=kernel, discount=0.8).fit(store, policy, cache=cache, progress="none")
+    new = {path.name for path in cache.iterdir()} - before
+    assert {name.rpartition("-")[0] for name in new} == {"returns"}
+    np.testing.assert_array_equal(
+        later.coefficients_, fit(store, policy, return_kernel=kernel, discount=0.8).coefficients_
+    )
+
+
+def test_cache__other_data_or_settings_are_told_apart(store, policy, tmp_path):
+    cache = tmp_path / "cache"
+    other = TransitionStore.from_arrays(tmp_path / "other", **make_episodes(30, 9, seed=5))
+    small_model().fit(store, policy, cache=cache, progress="none")
+    for data, settings in ((other, {}), (store, {"n_basis": 9}), (store, {"random_state": 3})):
+        warm = small_model(**settings).fit(data, policy, cache=cache, progress="none")
+        np.testing.assert_array_equal(warm.coefficients_, fit(data, policy, **settings).coefficients_)
+
+
+def test_cache__code_is_never_found_again(store, tmp_path):
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        small_model().fit(store, policies.Function(random_actions), cache=cache, progress="none")
+    kinds = [path.name.rpartition("-")[0] for path in cache.iterdir()]
+    assert kinds.count("continuation") == 2
+    assert kinds.count("inputs") == 1
 
 
 def test_fit__stored_chunks_do_not_matter(tmp_path, policy):
@@ -114,8 +170,11 @@ def test_fit__leaves_nothing_behind_unless_asked(store, policy, tmp_path):
     before = sorted(tmp_path.iterdir())
     fit(store, policy)
     assert sorted(tmp_path.iterdir()) == before
-    small_model().fit(store, policy, run=tmp_path / "run", progress="none")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"sums", "conditioning"}
+    small_model().fit(store, policy, cache=tmp_path / "cache", progress="none")
+    kinds = {path.name.rpartition("-")[0] for path in (tmp_path / "cache").iterdir()}
+    assert kinds == {
+        "sample", "points", "returns", "inputs", "rewards", "continuation", "points", "points-continuation"
+    }  # fmt: skip
 
 
 def test_fit__terminal_rows_change_the_answer(tmp_path, policy):

@@ -46,16 +46,59 @@ def test_solve_ridge__solves_and_leaves_its_arguments():
 @pytest.mark.parametrize("kernel", [Matern(1.5, 1.2, 0.9), Matern(5.5, 4.0, 3.0)])
 def test_whiten__makes_the_gram_matrix_the_identity(kernel):
     gram = kernel(INPUTS, INPUTS)
-    whitening = whiten(gram, 1e-8)
-    np.testing.assert_allclose(whitening.T @ gram @ whitening, np.eye(whitening.shape[1]), atol=1e-7)
+    kept, whitening = whiten(gram, 1e-8)
+    assert len(set(kept)) == len(kept) == len(whitening)
+    np.testing.assert_allclose(
+        whitening.T @ gram[np.ix_(kept, kept)] @ whitening, np.eye(len(kept)), atol=1e-7
+    )
+    np.testing.assert_array_equal(np.tril(whitening, -1), 0)
 
 
-def test_whiten__keeps_eigenvalues_above_the_threshold_largest_first():
-    values = np.array([1e-9, 2.0, 1e-3, 0.5, 3e-8])
-    rotation = np.linalg.qr(RNG.normal(size=(5, 5)))[0]
-    whitening = whiten(rotation * values @ rotation.T, 1e-8)
-    kept = 1 / np.linalg.norm(whitening, axis=0) ** 2
-    np.testing.assert_allclose(kept, [2.0, 0.5, 1e-3, 3e-8], rtol=1e-6)
+def test_whiten__leaves_out_what_the_kept_rows_explain():
+    gram = Matern(5.5, 4.0, 3.0)(INPUTS, INPUTS)
+    for threshold in (1e-1, 1e-3, 1e-5):
+        kept, _ = whiten(gram, threshold)
+        cross = gram[:, kept]
+        left = np.diag(gram - cross @ np.linalg.solve(gram[np.ix_(kept, kept)], cross.T))
+        assert 0 < len(kept) < len(gram)
+        assert left.max() <= threshold * 9.0
+        # The last one kept was needed.
+        fewer = kept[:-1]
+        cross = gram[:, fewer]
+        left = np.diag(gram - cross @ np.linalg.solve(gram[np.ix_(fewer, fewer)], cross.T))
+        assert left.max() > threshold * 9.0
+
+
+@pytest.mark.parametrize("head", [1, 7, 30, 500])
+def test_two_steps__are_the_whole(head, monkeypatch):
+    """φ, then ψ: row by row, and on sums of φyᵀ; whatever the number of leading landmarks."""
+    monkeypatch.setattr("kedrl_dask.nystrom.HEAD", head)
+    features = NystromFeatures.from_landmarks(Matern(2.5, 1.5, 0.8), INPUTS)
+    phi = features.partial(ELSEWHERE)
+    expected = features.kernel(ELSEWHERE, features.landmarks) @ features.whitening
+    np.testing.assert_allclose(features.complete(phi), expected, atol=1e-10)
+    np.testing.assert_allclose(features(ELSEWHERE), expected, atol=1e-10)
+    y = RNG.normal(size=(len(ELSEWHERE), 4))
+    np.testing.assert_allclose(features.complete_sums(phi.T @ y), expected.T @ y, atol=1e-9)
+
+
+def test_single_precision__sums_of_phi_keep_what_raw_sections_lose():
+    """Σψyᵀ from single-precision sums: by φ as accurate as by ψ itself, by raw sections not."""
+    rng = np.random.default_rng(2)
+    inputs, y = rng.normal(size=(4_000, 4)), rng.normal(size=(4_000, 3)) + 1
+    features = NystromFeatures.from_landmarks(Matern(5.5, 2.0), inputs[:400])
+    single = features.astype(np.float32)
+    exact = features(inputs).T @ y
+    y32 = y.astype(np.float32)
+    phi = single.partial(inputs)
+    assert phi.dtype == np.float32
+    by_phi = features.complete_sums((phi.T @ y32).astype(np.float64))
+    by_psi = (single.complete(phi).T @ y32).astype(np.float64)
+    sections = features.kernel(inputs.astype(np.float32), features.landmarks.astype(np.float32))
+    by_sections = features.whitening.T @ (sections.T @ y32).astype(np.float64)
+    errors = [np.linalg.norm(sums - exact) / np.linalg.norm(exact) for sums in (by_phi, by_psi, by_sections)]
+    assert errors[0] < 1.1 * errors[1] < 1e-4
+    assert errors[2] > 3 * errors[0]
 
 
 def test_features__inner_products_are_the_kernel_between_landmarks():
