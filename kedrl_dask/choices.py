@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kedrl_dask import grid as grids
 from kedrl_dask.cache import Cache, Facts
+from kedrl_dask.costs import DESIGN_SAMPLE
 from kedrl_dask.design import choose_points
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
@@ -26,8 +27,8 @@ __all__ = ["Choices", "make_choices"]
 Array = npt.NDArray[Any]
 
 KIND = "kedrl choices"
-#: Transitions in memory for the choice of landmarks, basis and grid, and for tuning.
-DESIGN_SAMPLE, TUNING_SAMPLE = 20_000, 4_000
+#: Transitions for tuning.
+TUNING_SAMPLE = 4_000
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,8 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
             "features": len(choices.frequencies),
             "conditioning": len(fit.gamma_mass),
         },
+        "precision": model.precision,
+        "plan": {"memory": fit.plan.memory, "budget": fit.plan.budget, "residency": fit.plan.residency},
         "data": store.fingerprint,
         "policy": repr(policy),
         "input_kernel": choices.features.kernel.to_dict(),

@@ -20,11 +20,22 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
+import psutil
 from dask.system import CPU_COUNT
+from dask.utils import parse_bytes
 from distributed import Client, Future, LocalCluster, as_completed
+from distributed.system import MEMORY_LIMIT
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["DistributedExecutor", "Executor", "ThreadExecutor", "default_executor", "local_cluster"]
+__all__ = [
+    "DistributedExecutor",
+    "Executor",
+    "ThreadExecutor",
+    "default_executor",
+    "local_cluster",
+    "own_memory",
+    "parse_memory",
+]
 
 Advance = Callable[[], None]
 
@@ -43,6 +54,16 @@ class Executor(ABC):
     @abstractmethod
     def n_threads(self) -> int:
         """Number of chunk functions that run at once."""
+
+    @property
+    @abstractmethod
+    def n_workers(self) -> int:
+        """Number of processes that chunk functions run in."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> int:
+        """Bytes that a fit may use in each of these processes, unless it is told otherwise."""
 
     @abstractmethod
     def share(self, value: Any) -> Any:
@@ -105,6 +126,17 @@ class ThreadExecutor(Executor):
     def n_threads(self) -> int:
         """Number of threads."""
         return self._n_threads
+
+    @property
+    def n_workers(self) -> int:
+        """This process."""
+        return 1
+
+    @property
+    def memory(self) -> int:
+        """What this process has and four fifths of what is free."""
+        free = min(MEMORY_LIMIT, psutil.virtual_memory().available)
+        return int(own_memory() + 0.8 * free)
 
     def share(self, value: Any) -> Any:
         """Return the value: all threads see it."""
@@ -173,6 +205,18 @@ class DistributedExecutor(Executor):
     def n_threads(self) -> int:
         """Threads of all workers; at least one, as workers may yet arrive."""
         return max(1, sum(self._client.nthreads().values()))
+
+    @property
+    def n_workers(self) -> int:
+        """Workers there now; at least one."""
+        return max(1, len(self._client.nthreads()))
+
+    @property
+    def memory(self) -> int:
+        """Three fifths of the smallest worker's limit, where Dask begins to write memory to disk."""
+        workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
+        return int(0.6 * min(limits, default=MEMORY_LIMIT))
 
     def _key(self, name: str) -> str:
         self._count += 1
@@ -254,6 +298,22 @@ class DistributedExecutor(Executor):
         except BaseException:
             self._client.cancel(futures)
             raise
+
+
+def own_memory() -> int:
+    """Bytes that this process has in memory."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def parse_memory(value: int | str) -> int:
+    """Bytes, from a number or from words such as "2 GiB"."""
+    try:
+        n_bytes = int(parse_bytes(value))
+    except ValueError:
+        n_bytes = 0
+    if n_bytes <= 0:
+        raise ValueError(f"memory must be a number of bytes or words such as '2 GiB', got {value!r}")
+    return n_bytes
 
 
 def _join(pieces: Sequence[bytes]) -> Any:

@@ -19,6 +19,7 @@ from kedrl_dask import ratio as ratios
 from kedrl_dask.cache import Cache, Facts
 from kedrl_dask.choices import TUNING_SAMPLE, Choices, make_choices
 from kedrl_dask.criterion import Penalties, ReturnSpace
+from kedrl_dask.division import RowBlock, in_groups, pieces
 from kedrl_dask.execute import Executor
 from kedrl_dask.objective import BellmanObjective
 from kedrl_dask.operators import ConditionalOperators
@@ -27,17 +28,15 @@ from kedrl_dask.passes import (
     SUMS_KIND,
     Conditioning,
     Continuation,
-    RowBlock,
     StreamingPass,
     TargetActions,
     accumulate,
     combine_sums,
     evaluate_points,
-    pieces,
     ratio_moments,
     write_block,
 )
-from kedrl_dask.plan import in_groups
+from kedrl_dask.plan import Plan
 from kedrl_dask.policies import LocationScale, Policy
 from kedrl_dask.progress import Reporter
 from kedrl_dask.schema import (
@@ -80,6 +79,7 @@ class Fit:
     ratio: ratios.DensityRatio | None
     sums: RegressionSums
     gamma_mass: Array
+    plan: Plan
 
 
 @contextmanager
@@ -109,6 +109,7 @@ def run_fit(
     store: TransitionStore,
     policy: Policy,
     executor: Executor,
+    plan: Plan,
     cache: Cache,
     reporter: Reporter,
 ) -> Fit:
@@ -139,7 +140,7 @@ def run_fit(
     with reporter.stage("solver") as advance:
         penalties = Penalties(settings.mass_penalty, 1.0, settings.negative_penalty)
         groups = in_groups(ranges, executor.n_threads)
-        problem = BellmanObjective(executor, points, groups, "resident", space, penalties, float(ridge_b))
+        problem = BellmanObjective(executor, points, groups, plan.residency, space, penalties, float(ridge_b))
 
         def report(record: Record) -> None:
             advance(1, f"criterion {record.value:.4g}, gradient {record.certificate:.1e}")
@@ -149,7 +150,17 @@ def run_fit(
     solution = replace(solution, coefficients=choices.basis.whitening @ solution.coefficients)
     gamma_mass = ArrayStore.open(points.points, CONDITIONING_KIND).read("mass")
     return Fit(
-        choices, operators, space, solution, ridge_gamma, float(ridge_b), errors, ratio, sums, gamma_mass
+        choices,
+        operators,
+        space,
+        solution,
+        ridge_gamma,
+        float(ridge_b),
+        errors,
+        ratio,
+        sums,
+        gamma_mass,
+        plan,
     )
 
 
@@ -283,26 +294,26 @@ def _condition(
         return ArrayStore.create(path, CONDITIONING_KIND, specs, sizes, {"point": ranges[0][1]})
 
     def make(missing: dict[str, Path]) -> None:
-        stores = [create(missing["points-continuation"], CONDITIONING_CONTINUATION)]
-        with_shared = "points" in missing
+        stores = [create(missing["conditioning-policy"], CONDITIONING_CONTINUATION)]
+        with_shared = "conditioning" in missing
         if with_shared:
-            stores.append(create(missing["points"], specs))
+            stores.append(create(missing["conditioning"], specs))
             stores[-1].write("input", 0, inputs)
             stores[-1].write("weight", 0, weights)
-        points = missing.get("points", cache.path("points", facts["points"]))
-        task = Conditioning(points, missing["points-continuation"], whitened, choices.basis, dtype)
+        points = missing.get("conditioning", cache.path("conditioning", facts["conditioning"]))
+        task = Conditioning(points, missing["conditioning-policy"], whitened, choices.basis, dtype)
         executor.map(evaluate_points, ranges, executor.share(task), with_shared, advance=advance)
         for filled in stores:
             filled.finish()
 
     facts: dict[str, Facts] = {}
-    facts["points"] = {
+    facts["conditioning"] = {
         "points": [inputs, weights, ranges[0][1]],
         "basis": [choices.basis.kernel, choices.basis.landmarks, choices.basis.whitening],
         "features": [choices.features.landmarks, choices.features.whitening],
         "operators": [operators.reward, operators.mass, operators.terminal],
         "precision": settings.precision,
     }
-    facts["points-continuation"] = {**facts["points"], "continuation": whitened.continuation}
+    facts["conditioning-policy"] = {**facts["conditioning"], "continuation": whitened.continuation}
     paths = cache.get_all(facts, make)
-    return Conditioning(paths["points"], paths["points-continuation"], whitened, choices.basis, dtype)
+    return Conditioning(paths["conditioning"], paths["conditioning-policy"], whitened, choices.basis, dtype)

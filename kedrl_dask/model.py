@@ -13,10 +13,12 @@ from sklearn.utils.validation import check_is_fitted
 from kedrl_dask import persist
 from kedrl_dask.criterion import ReturnSpace, bellman_residual
 from kedrl_dask.diagnostics import diagnose
+from kedrl_dask.division import even_ranges
 from kedrl_dask.execute import Executor, default_executor
 from kedrl_dask.fitting import run_fit, workspace
 from kedrl_dask.kernels import Matern
-from kedrl_dask.plan import even_ranges
+from kedrl_dask.plan import Plan
+from kedrl_dask.planning import checked_plan, plan_fit
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
@@ -178,6 +180,7 @@ class KEDRL(BaseEstimator):
         *,
         executor: Executor | None = None,
         cache: str | Path | None = None,
+        memory: int | str | None = None,
         progress: Literal["auto", "bars", "log", "none"] = "auto",
     ) -> KEDRL:
         """Estimate the embedding of the return under ``policy``.
@@ -195,6 +198,10 @@ class KEDRL(BaseEstimator):
             Directory where landmarks, block sums and conditioning points are kept, each under a
             fingerprint of what it depends on. A later fit with the same directory, for another policy
             or discount, computes only what it lacks. All workers must reach it.
+        memory : int or str, optional
+            What each worker process may use, in bytes or as "2 GiB". Unless given, three fifths of the
+            workers' limit, or four fifths of this machine's free memory. A fit that would use more is
+            refused.
         progress : {"auto", "bars", "log", "none"}
             Bars on a terminal or in a notebook, log lines elsewhere.
 
@@ -202,14 +209,12 @@ class KEDRL(BaseEstimator):
         -------
         self
         """
-        settings = Settings(**self.get_params(deep=False))
-        if not isinstance(store, TransitionStore):
-            store = TransitionStore.open(store)
-        settings.check_data(store.state_dim, store.action_dim, store.reward_dim)
+        settings, store = self._prepared(store)
         _check_policy(policy, store)
-        reporter = Reporter(progress)
+        reporter, executor = Reporter(progress), executor or default_executor()
+        plan = checked_plan(settings, store, executor, memory)
         with workspace(store, cache) as space:
-            fit = run_fit(settings, store, policy, executor or default_executor(), space, reporter)
+            fit = run_fit(settings, store, policy, executor, plan, space, reporter)
         self.solution_ = fit.solution
         self.coefficients_ = fit.solution.coefficients
         self.grid_, self.basis_ = fit.choices.grid, fit.choices.basis.landmarks
@@ -221,6 +226,46 @@ class KEDRL(BaseEstimator):
             self.diagnostics_ = diagnose(self, fit, store, policy)
         self.diagnostics_["seconds"] = dict(reporter.seconds)
         return self
+
+    def _prepared(self, store: TransitionStore | str | Path) -> tuple[Settings, TransitionStore]:
+        """Check settings against each other and the data."""
+        settings = Settings(**self.get_params(deep=False))
+        if not isinstance(store, TransitionStore):
+            store = TransitionStore.open(store)
+        settings.check_data(store.state_dim, store.action_dim, store.reward_dim)
+        return settings, store
+
+    def plan(
+        self,
+        store: TransitionStore | str | Path,
+        *,
+        executor: Executor | None = None,
+        workers: int | None = None,
+        memory: int | str | None = None,
+        calibrate: bool = True,
+    ) -> Plan:
+        """Project what :meth:`fit` will take: tasks, flop, time, peak memory and disk, stage by stage.
+
+        Parameters
+        ----------
+        store : TransitionStore or path
+        executor : Executor, optional
+            Where the fit will run, as for :meth:`fit`.
+        workers : int, optional
+            Number of worker processes to plan for, unless those that are there.
+        memory : int or str, optional
+            What each worker process may use, as for :meth:`fit`.
+        calibrate : bool
+            Whether to measure rates of matrix products, kernel evaluations and reading, which takes about a
+            second. Without, times are those of a slow machine.
+
+        Returns
+        -------
+        Plan
+            Not yet checked: ``plan.check()`` refuses one over budget.
+        """
+        settings, store = self._prepared(store)
+        return plan_fit(settings, store, executor or default_executor(), memory, workers, calibrate)
 
     def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
         """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""

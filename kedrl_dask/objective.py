@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask import criterion
+from kedrl_dask.costs import Residency
 from kedrl_dask.criterion import Chunk, Penalties, ReturnSpace
 from kedrl_dask.execute import Executor
 from kedrl_dask.passes import Conditioning
-from kedrl_dask.plan import Residency
 from kedrl_dask.precondition import Coordinates, return_gram
 
 __all__ = ["BellmanObjective"]

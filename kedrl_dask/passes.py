@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.criterion import Chunk
+from kedrl_dask.division import GROUP_ROWS, READ_GROUPS, RowBlock
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators
@@ -27,14 +27,12 @@ __all__ = [
     "SUMS_KIND",
     "Conditioning",
     "Continuation",
-    "RowBlock",
     "StreamingPass",
     "TargetActions",
     "accumulate",
     "combine_scalars",
     "combine_sums",
     "evaluate_points",
-    "pieces",
     "ratio_moments",
     "write_block",
 ]
@@ -44,29 +42,6 @@ Sums = dict[str, Array]
 
 SUMS_KIND = "kedrl block sums"
 CONDITIONING_KIND = "kedrl conditioning points"
-
-#: Rows whose random actions come from one generator, and whose features are in memory at once. Groups
-#: are counted from the first row of the store, so that draws do not depend on how work is divided.
-GROUP_ROWS = 2_048
-#: Groups read at a time, while the ones before are being computed on.
-READ_GROUPS = 16
-#: Groups of one task: its sums are lost with its worker, and no more than these.
-PIECE_GROUPS = 128
-
-
-class RowBlock(NamedTuple):
-    """A block of whole episodes."""
-
-    number: int
-    start: int
-    stop: int
-
-
-def pieces(block: RowBlock) -> list[RowBlock]:
-    """Cut a block where groups begin, into tasks of at most PIECE_GROUPS groups."""
-    length = PIECE_GROUPS * GROUP_ROWS
-    cuts = range((block.start // length + 1) * length, block.stop, length)
-    return [RowBlock(block.number, *edges) for edges in pairwise([block.start, *cuts, block.stop])]
 
 
 def _groups(store: TransitionStore, block: RowBlock) -> Iterator[tuple[int, Transitions]]:

@@ -1,42 +1,191 @@
-"""Division of work, in plain integers."""
+"""What a fit will take, before any work starts; and where the conditioning points are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Literal, TypeVar
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from typing import Any
 
-__all__ = ["Residency", "even_ranges", "in_groups"]
+from kedrl_dask import costs
+from kedrl_dask.costs import MIB, USUAL_PRODUCTS, Crew, Machine, Residency, Sizes, Stage
 
-#: Where the conditioning points are while the solver runs.
-Residency = Literal["resident", "stored", "recomputed"]
-T = TypeVar("T")
+__all__ = ["Plan", "PlanError", "make_plan"]
 
 
-def in_groups(items: Sequence[T], n_groups: int) -> list[list[T]]:
-    """Deal items out to at most ``n_groups`` runs of neighbours, as even as can be.
+class PlanError(ValueError):
+    """A fit would need more than it may use; the message names the setting to change."""
 
-    Examples
-    --------
-    >>> in_groups([1, 2, 3, 4, 5], 2)
-    [[1, 2], [3, 4, 5]]
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit will take; made by :func:`make_plan`.
+
+    Attributes
+    ----------
+    sizes : Sizes
+    machine : Machine
+    n_workers, n_threads : int
+        Worker processes, and threads of each. A fit in this process has one worker: it.
+    budget : int
+        Bytes that a worker process may use.
+    residency : {"resident", "stored", "recomputed"}
+        Where the conditioning points are while the solver runs.
+    stages : tuple of Stage
     """
-    n_groups = min(n_groups, len(items))
-    edges = [i * len(items) // n_groups for i in range(n_groups + 1)]
-    return [list(items[a:b]) for a, b in pairwise(edges)]
+
+    sizes: Sizes
+    machine: Machine
+    n_workers: int
+    n_threads: int
+    budget: int
+    residency: Residency
+    stages: tuple[Stage, ...]
+
+    @property
+    def memory(self) -> int:
+        """Projected peak of a worker process, in bytes."""
+        return max(stage.memory for stage in self.stages)
+
+    @property
+    def disk(self) -> int:
+        """Bytes written, before compression."""
+        return sum(stage.disk for stage in self.stages)
+
+    @property
+    def flop(self) -> float:
+        """Flop of all matrix products."""
+        return sum(stage.flop for stage in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        """Projected time."""
+        return sum(stage.seconds for stage in self.stages)
+
+    def check(self, free_disk: int | None = None) -> None:
+        """Refuse a plan over budget, naming the setting that would help most.
+
+        Raises
+        ------
+        PlanError
+        """
+        if self.memory > self.budget:
+            stage = max(self.stages, key=lambda s: s.memory)
+            raise PlanError(
+                f"the fit would use {_bytes(self.memory)} per worker in the stage {stage.name!r}, "
+                f"the budget is {_bytes(self.budget)}; {self._remedy()}"
+            )
+        if free_disk is not None and self.disk > free_disk:
+            raise PlanError(
+                f"the fit would write up to {_bytes(self.disk)}, {_bytes(free_disk)} are free; "
+                "give fit(..., cache=directory) another disk, or lower n_conditioning or n_blocks"
+            )
+
+    def _remedy(self) -> str:
+        """The setting whose halving saves most, with a value that fits if there is one."""
+        saved = {name: self.memory - self._with(name, 0.5).memory for name in ADJUSTABLE}
+        names = sorted(saved, key=lambda key: -saved[key])
+        for name in names[:2]:
+            for share in (0.75, 0.5, 0.35, 0.25, 0.15, 0.1):
+                smaller = self._with(name, share)
+                if smaller.memory <= self.budget:
+                    change = f"{self._value(name):,} to {smaller._value(name):,}"
+                    return f"lower {name} from {change}, or raise memory"
+        return f"raise memory, or lower {names[0]} and {names[1]}"
+
+    def _value(self, name: str) -> int:
+        return int(getattr(self if name == "n_threads" else self.sizes, name))
+
+    def _with(self, name: str, share: float) -> Plan:
+        value = max(1, int(share * self._value(name)))
+        sizes, threads = self.sizes, self.n_threads
+        if name == "n_threads":
+            threads = value
+        else:
+            sizes = replace(sizes, **{name: value})  # type: ignore[arg-type]
+        return make_plan(sizes, self.machine, self.n_workers, threads, self.budget)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        totals = {name: getattr(self, name) for name in ("memory", "disk", "flop", "seconds")}
+        return {**asdict(self), "totals": totals}
+
+    def _lines(self) -> Iterator[tuple[str, ...]]:
+        yield "stage", "tasks", "flop", "kernel", "time", "memory", "disk"
+        for s in self.stages:
+            counts = f"{s.flop:.1e}", f"{s.evaluations:.1e}"
+            yield s.name, f"{s.tasks:,}", *counts, _time(s.seconds), _bytes(s.memory), _bytes(s.disk)
+        counts = f"{self.flop:.1e}", f"{sum(s.evaluations for s in self.stages):.1e}"
+        yield "in all", "", *counts, _time(self.seconds), _bytes(self.memory), _bytes(self.disk)
+
+    def _summary(self) -> str:
+        s = self.sizes
+        where = f"{self.n_workers} worker(s) of {self.n_threads} thread(s), {_bytes(self.budget)} each"
+        return (
+            f"Plan for {s.n_transitions:,} transitions on {where}; "
+            f"{s.n_conditioning:,} conditioning points in chunks of {s.chunk_points:,}, {self.residency}; "
+            f"time of the solver for {USUAL_PRODUCTS} products"
+        )
+
+    def __repr__(self) -> str:
+        """Table of the stages."""
+        rows = list(self._lines())
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(
+                c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join([self._summary(), *lines])
+
+    def _repr_html_(self) -> str:
+        """Table of the stages, for notebooks."""
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._lines()
+        )
+        return f"<table><caption>{escape(self._summary())}</caption>{rows}</table>"
 
 
-def even_ranges(n: int, at_most: int) -> list[tuple[int, int]]:
-    """Cut range(n) into the fewest ranges of at most ``at_most``, all of one length but the last.
+#: What a plan over budget is advised to lower.
+ADJUSTABLE = ("n_landmarks", "n_features", "n_basis", "n_atoms", "chunk_points", "n_threads")
 
-    Examples
-    --------
-    >>> even_ranges(10, 4)
-    [(0, 4), (4, 8), (8, 10)]
-    >>> even_ranges(9, 4)
-    [(0, 3), (3, 6), (6, 9)]
+
+def make_plan(sizes: Sizes, machine: Machine, n_workers: int, n_threads: int, budget: int) -> Plan:
+    """Project the cost of every stage, and decide where the conditioning points are kept.
+
+    Parameters
+    ----------
+    sizes : Sizes
+    machine : Machine
+        Its rates; :data:`NOMINAL` where only memory matters.
+    n_workers, n_threads : int
+        Worker processes, and threads of each.
+    budget : int
+        Bytes that a worker process may use.
     """
-    if n < 1 or at_most < 1:
-        raise ValueError(f"even_ranges: n is {n} and at_most {at_most}, expected at least 1")
-    length = -(-n // -(-n // at_most))
-    return [(start, min(start + length, n)) for start in range(0, n, length)]
+    crew = Crew(sizes, machine, n_workers, n_threads)
+    stages = [costs.design(crew)]
+    if sizes.n_centers:
+        stages.append(costs.ratio(crew))
+    stages += [costs.streaming(crew), costs.regression(crew), costs.conditioning(crew)]
+    choices = [
+        Plan(sizes, machine, n_workers, n_threads, budget, r, (*stages, costs.solver(crew, r)))
+        for r in RESIDENCIES
+    ]
+    fitting = [choice for choice in choices if choice.stages[-1].memory <= budget]
+    # Resident is the fastest by far; of the others, what the machine does faster.
+    if choices[0] in fitting:
+        return choices[0]
+    return min(fitting or choices[1:], key=lambda choice: choice.seconds)
+
+
+RESIDENCIES: tuple[Residency, ...] = ("resident", "stored", "recomputed")
+
+
+def _bytes(n: float) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / MIB:.0f} MiB"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 100 else f"{seconds:.1f} s"

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.division import even_ranges
 from kedrl_dask.kernels import Matern
-from kedrl_dask.plan import even_ranges
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.solvers import PCG, Solver, by_name
 from kedrl_dask.spectral import METHODS, Method

@@ -120,11 +120,10 @@ def cross_validate_ridge(sums: BlockSums, ridges: Sequence[float] = RIDGES, n_fo
         train = vectors.T @ (response - folds.response[f])
         held_gram, held = vectors.T @ folds.gram[f] @ vectors, vectors.T @ folds.response[f]
         # tr(βᵀCβ)-type terms need only these r×r inner products, whatever the number of responses.
-        inner, cross = train @ train.T, np.einsum("ij,ij->i", train, held)
+        inner, cross = held_gram * (train @ train.T), np.einsum("ij,ij->i", train, held)
         for i, ridge in enumerate(ridges):
             shrink = 1 / (np.maximum(values, 0) + (count - folds.count[f]) * ridge)
-            quadratic = np.einsum("i,ij,ij,j->", shrink, held_gram, inner, shrink, optimize=True)
-            errors[i] += folds.square[f] - 2 * shrink @ cross + quadratic
+            errors[i] += folds.square[f] - 2 * shrink @ cross + shrink @ inner @ shrink
     return errors / count
 
 

@@ -91,7 +91,11 @@ def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, policy, t
     warm = small_model().fit(store, other, cache=tmp_path / "cache", progress="none")
     np.testing.assert_array_equal(warm.coefficients_, cold.coefficients_)
     new = {path.name for path in (tmp_path / "cache").iterdir()} - before
-    assert {name.rpartition("-")[0] for name in new} <= {"continuation", "points", "points-continuation"}
+    assert {name.rpartition("-")[0] for name in new} <= {
+        "continuation",
+        "conditioning",
+        "conditioning-policy",
+    }
     # The same fit again writes nothing, and streams nothing.
     monkeypatch.setattr(
         "kedrl_dask.fitting.accumulate", lambda *_: pytest.fail("the pass was repeated"), raising=True
@@ -173,7 +177,8 @@ def test_fit__leaves_nothing_behind_unless_asked(store, policy, tmp_path):
     small_model().fit(store, policy, cache=tmp_path / "cache", progress="none")
     kinds = {path.name.rpartition("-")[0] for path in (tmp_path / "cache").iterdir()}
     assert kinds == {
-        "sample", "points", "returns", "inputs", "rewards", "continuation", "points", "points-continuation"
+        "sample", "points", "returns", "inputs", "rewards", "continuation", "conditioning",
+        "conditioning-policy",
     }  # fmt: skip
 
 

@@ -1,0 +1,273 @@
+"""What each stage of a fit costs: tasks, flop, kernel evaluations, seconds, memory, disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kedrl_dask.division import GROUP_ROWS, PIECE_GROUPS, READ_GROUPS
+
+__all__ = [
+    "NOMINAL",
+    "Crew",
+    "Machine",
+    "Residency",
+    "Sizes",
+    "Stage",
+    "conditioning",
+    "design",
+    "ratio",
+    "regression",
+    "solver",
+    "streaming",
+]
+
+#: Where the conditioning points are while the solver runs.
+Residency = Literal["resident", "stored", "recomputed"]
+
+MIB, DOUBLE = 2**20, 8
+#: Transitions that the design is made on, as in ``choices``.
+DESIGN_SAMPLE = 20_000
+#: Products that preconditioned conjugate gradients usually take; a fit counts its own.
+USUAL_PRODUCTS = 100
+#: Share of the flop rate of square matrices that the passes and the products reach.
+EFFICIENCY = 0.75
+#: Seconds that a task costs beside its work.
+TASK_SECONDS = 0.004
+#: Allocators keep more than is in use, and libraries need room of their own.
+SLACK, HEADROOM = 1.25, 96 * MIB
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one thread while all of them work, and the memory of a process before it starts.
+
+    Attributes
+    ----------
+    gemm : float
+        Matrix products in the precision of the fit, flop per second.
+    exact_gemm : float
+        The same in double precision.
+    evaluations : float
+        Kernel evaluations per second, in the precision of the fit.
+    rows : float
+        Recorded rows read per second.
+    baseline : int
+        Bytes of a process with everything imported.
+    """
+
+    gemm: float
+    exact_gemm: float
+    evaluations: float
+    rows: float
+    baseline: int
+
+
+#: A slow core of 2020, for decisions that need no measurement: ratios matter, not seconds.
+NOMINAL = Machine(4e10, 2e10, 1.5e8, 5e5, 300 * 2**20)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that a plan depends on.
+
+    Landmarks, basis and draws are upper bounds: the design may need fewer.
+    """
+
+    n_rows: int
+    n_transitions: int
+    state_dim: int
+    action_dim: int
+    reward_dim: int
+    chunk_rows: int
+    n_blocks: int
+    n_atoms: int
+    n_basis: int
+    n_landmarks: int
+    n_features: int
+    n_conditioning: int
+    chunk_points: int
+    n_draws: int
+    n_centers: int  # of the density ratio; 0 without
+    has_terminal: bool
+    itemsize: int  # of the products
+
+    @property
+    def waves(self) -> int:
+        """Columns of features of the reward, and of its terminal part."""
+        return 2 * self.n_features * (2 if self.has_terminal else 1)
+
+    @property
+    def sums(self) -> int:
+        """Numbers in the sums over one block of episodes."""
+        return self.n_landmarks * (self.n_landmarks + self.n_basis + self.waves)
+
+    @property
+    def point(self) -> int:
+        """Bytes that the solver needs of one conditioning point."""
+        return self.itemsize * (2 * self.n_basis + self.waves)
+
+    @property
+    def row(self) -> int:
+        """Bytes of a recorded row."""
+        return DOUBLE * (self.state_dim + self.action_dim + self.reward_dim) + 17
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a fit.
+
+    Attributes
+    ----------
+    name : str
+    tasks : int
+        Tasks in all; of the solver, for each product.
+    flop, evaluations : float
+        In matrix products, and kernel evaluations.
+    seconds : float
+    memory : int
+        Peak of a worker process, in bytes.
+    disk : int
+        Bytes written.
+    """
+
+    name: str
+    tasks: int
+    flop: float
+    evaluations: float
+    seconds: float
+    memory: int
+    disk: int
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who does the work, on what: worker processes, and threads of each."""
+
+    sizes: Sizes
+    machine: Machine
+    n_workers: int
+    n_threads: int
+
+
+def _process(crew: Crew, *parts: float) -> int:
+    """Peak memory of a process from the bytes that a stage holds."""
+    return int(crew.machine.baseline + HEADROOM + SLACK * sum(parts))
+
+
+def _shared(s: Sizes) -> int:
+    """Landmarks, basis, whitening in both precisions and frequencies: what every task is given."""
+    dim = s.state_dim + s.action_dim
+    whitening = (DOUBLE + s.itemsize) * s.n_landmarks * (s.n_landmarks + 128)
+    return DOUBLE * (dim * (s.n_landmarks + s.n_basis) + s.n_features * s.reward_dim) + whitening
+
+
+def _reading(s: Sizes) -> int:
+    """Rows read ahead, their transitions, and a stored chunk of every array as it is decompressed."""
+    transition = DOUBLE * (2 * (s.state_dim + s.action_dim) + s.reward_dim + 3)
+    return 2 * READ_GROUPS * GROUP_ROWS * (transition + s.row) + 2 * s.chunk_rows * s.row
+
+
+def design(crew: Crew) -> Stage:
+    """Landmarks, basis, grid and tuning, by the driver."""
+    s, driver = crew.sizes, crew.machine
+    n, dim = min(DESIGN_SAMPLE, s.n_transitions), s.state_dim + s.action_dim
+    points = s.n_landmarks + s.n_basis + s.n_atoms
+    # About 30 rounds of k-means, and 10 length scales with 300 landmarks on 4,000 transitions.
+    flop = 30 * 2 * n * points * dim + 10 * 4_000 * 2 * 300 * 900
+    seconds = flop / driver.exact_gemm * 4 + n * points * 1e-7 + s.n_rows / driver.rows / 4
+    memory = 6 * n * (s.row + DOUBLE * dim) + DOUBLE * (4_000 * 1_500 + 3 * s.n_landmarks**2)
+    own = _process(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
+    return Stage("design", 1, flop, 10 * 4_000 * 300, seconds, own, n * s.row)
+
+
+def _parallel(crew: Crew, flop: float, evaluations: float, rows: float, tasks: int) -> float:
+    """Seconds of work that all threads share; reading goes on meanwhile."""
+    m, threads = crew.machine, min(crew.n_workers * crew.n_threads, tasks)
+    compute = flop / (EFFICIENCY * m.gemm) + evaluations / m.evaluations
+    return max(compute, rows / m.rows) / threads + tasks * TASK_SECONDS / threads
+
+
+def ratio(crew: Crew) -> Stage:
+    """Sums of uLSIF over all transitions."""
+    s, b = crew.sizes, crew.sizes.n_centers
+    flop, evaluations = s.n_transitions * 2.0 * b * b, s.n_transitions * b * (1.0 + s.n_draws)
+    memory = crew.n_threads * (3 * GROUP_ROWS * b * s.itemsize + 2 * DOUBLE * b * b + _reading(s))
+    seconds = _parallel(crew, flop, evaluations, s.n_rows, s.n_blocks)
+    return Stage("density ratio", s.n_blocks, flop, evaluations, seconds, _process(crew, memory), 0)
+
+
+def streaming(crew: Crew) -> Stage:
+    """Features, their products with the responses, and the sums of a block."""
+    s, r = crew.sizes, crew.sizes.n_landmarks
+    continuation = s.n_basis * (s.n_draws if not s.n_centers else 1) + s.n_centers
+    flop = s.n_transitions * (2.0 * r * (0.6 * r + s.n_basis + 2 * s.n_features) + r * r)
+    evaluations = float(s.n_transitions) * (r + continuation)
+    tasks = max(s.n_blocks, -(-s.n_rows // (PIECE_GROUPS * GROUP_ROWS)))
+    group = 2 * r + 2 * s.n_basis + 3 * s.n_features + s.n_centers
+    widest = max(r, 2 * s.n_features, s.n_basis)
+    task = s.itemsize * (GROUP_ROWS * group + r * widest) + 2 * DOUBLE * s.sums + _reading(s)
+    memory = _process(crew, crew.n_threads * task, _shared(s))
+    disk = DOUBLE * s.n_blocks * s.sums
+    seconds = _parallel(crew, flop, evaluations, s.n_rows, tasks)
+    return Stage("streaming pass", tasks, flop, evaluations, seconds, memory, disk)
+
+
+def regression(crew: Crew) -> Stage:
+    """Cross-validation over five folds of sums, by the driver."""
+    s, r = crew.sizes, crew.sizes.n_landmarks
+    flop = 5 * (10.0 * r**3 + 4 * r * r * (s.n_basis + s.waves)) + 2.0 * r * r * (s.n_basis + s.waves)
+    memory = DOUBLE * (3 * 5 * s.sums + 2 * s.sums + 6 * r * r)
+    own = _process(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
+    seconds = 2 * flop / crew.machine.exact_gemm + DOUBLE * s.n_blocks * s.sums / 5e8
+    return Stage("regression", 1, flop, 0, seconds, own, 0)
+
+
+def _operators(s: Sizes) -> int:
+    return DOUBLE * s.n_landmarks * (s.n_basis + s.waves + 1)
+
+
+def _evaluation(s: Sizes) -> tuple[float, int, int]:
+    """Flop, kernel evaluations and bytes to evaluate the operators at one conditioning point."""
+    flop = 2.0 * s.n_landmarks * (0.6 * s.n_landmarks + s.n_basis + s.waves)
+    numbers = 3 * s.n_landmarks + 3 * s.n_basis + 2 * s.waves
+    return flop, s.n_landmarks + s.n_basis, DOUBLE * numbers
+
+
+def conditioning(crew: Crew) -> Stage:
+    """The operators at the conditioning points, in double precision."""
+    s = crew.sizes
+    flop, evaluations, held = _evaluation(s)
+    tasks = -(-s.n_conditioning // s.chunk_points)
+    # In double precision, whatever that of the products: half the rate.
+    seconds = _parallel(crew, 2 * flop * s.n_conditioning, 3 * evaluations * s.n_conditioning, 0, tasks)
+    inputs = DOUBLE * (s.state_dim + s.action_dim + 2) * s.n_conditioning
+    memory = _process(crew, crew.n_threads * s.chunk_points * held, 2 * _operators(s), _shared(s), 4 * inputs)
+    counts = flop * s.n_conditioning, float(evaluations * s.n_conditioning)
+    return Stage("conditioning points", tasks, *counts, seconds, memory, s.n_conditioning * s.point + inputs)
+
+
+def solver(crew: Crew, residency: Residency) -> Stage:
+    """Products of the Hessian; one task for each thread of a cluster."""
+    s, m = crew.sizes, crew.machine
+    chunk = s.chunk_points * s.point
+    per_product = 8.0 * s.n_conditioning * s.n_atoms * (s.n_basis + s.waves)
+    tasks = min(crew.n_workers * crew.n_threads, -(-s.n_conditioning // s.chunk_points))
+    again, evaluations, resident = 0.0, 0.0, 0
+    if residency == "resident":
+        resident = -(-s.n_conditioning // crew.n_workers) * s.point
+    elif residency == "stored":
+        # Rates of reading are known for rows; stored points are read at the same bytes per second.
+        again = s.n_conditioning * s.point / (m.rows * s.row)
+    else:
+        flop, kernel, held = _evaluation(s)
+        again = 2 * s.n_conditioning * flop / (EFFICIENCY * m.gemm)
+        evaluations, chunk = float(s.n_conditioning * kernel), s.chunk_points * (s.point + held)
+    seconds = _parallel(crew, per_product, 3 * evaluations, 0, tasks) + again / tasks
+    features = 16 * 2**21
+    partial = DOUBLE * s.n_basis * s.n_atoms * -(-s.n_conditioning // s.chunk_points)
+    held = resident if residency == "resident" else crew.n_threads * 2 * chunk
+    shared = 2 * _operators(s) + _shared(s)
+    memory = _process(crew, held, crew.n_threads * features, 3 * partial, shared)
+    counts = USUAL_PRODUCTS * per_product, USUAL_PRODUCTS * evaluations
+    return Stage("solver", tasks, *counts, USUAL_PRODUCTS * seconds, memory, 0)

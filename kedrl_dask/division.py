@@ -1,0 +1,63 @@
+"""Division of work, in plain integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+
+__all__ = ["GROUP_ROWS", "PIECE_GROUPS", "READ_GROUPS", "RowBlock", "even_ranges", "in_groups", "pieces"]
+
+#: Rows whose random actions come from one generator, and whose features are in memory at once. Groups
+#: are counted from the first row of the store, so that draws do not depend on how work is divided.
+GROUP_ROWS = 2_048
+#: Groups read at a time, while the ones before are being computed on.
+READ_GROUPS = 16
+#: Groups of one task: its sums are lost with its worker, and no more than these.
+PIECE_GROUPS = 128
+
+T = TypeVar("T")
+
+
+class RowBlock(NamedTuple):
+    """A block of whole episodes, or a piece of one."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def pieces(block: RowBlock) -> list[RowBlock]:
+    """Cut a block where groups begin, into tasks of at most PIECE_GROUPS groups."""
+    length = PIECE_GROUPS * GROUP_ROWS
+    cuts = range((block.start // length + 1) * length, block.stop, length)
+    return [RowBlock(block.number, *edges) for edges in pairwise([block.start, *cuts, block.stop])]
+
+
+def in_groups(items: Sequence[T], n_groups: int) -> list[list[T]]:
+    """Deal items out to at most ``n_groups`` runs of neighbours, as even as can be.
+
+    Examples
+    --------
+    >>> in_groups([1, 2, 3, 4, 5], 2)
+    [[1, 2], [3, 4, 5]]
+    """
+    n_groups = min(n_groups, len(items))
+    edges = [i * len(items) // n_groups for i in range(n_groups + 1)]
+    return [list(items[a:b]) for a, b in pairwise(edges)]
+
+
+def even_ranges(n: int, at_most: int) -> list[tuple[int, int]]:
+    """Cut range(n) into the fewest ranges of at most ``at_most``, all of one length but the last.
+
+    Examples
+    --------
+    >>> even_ranges(10, 4)
+    [(0, 4), (4, 8), (8, 10)]
+    >>> even_ranges(9, 4)
+    [(0, 3), (3, 6), (6, 9)]
+    """
+    if n < 1 or at_most < 1:
+        raise ValueError(f"even_ranges: n is {n} and at_most {at_most}, expected at least 1")
+    length = -(-n // -(-n // at_most))
+    return [(start, min(start + length, n)) for start in range(0, n, length)]
