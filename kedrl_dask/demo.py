@@ -23,6 +23,7 @@ from kedrl_dask.model import KEDRL
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.solvers import AdamW, Result
+from kedrl_dask.store import remove
 from kedrl_dask.transitions import TransitionStore
 
 __all__ = ["PAPER_RMSE", "PROFILES", "Outcome", "Profile", "run", "settings"]
@@ -155,8 +156,8 @@ def run(
     model = KEDRL(**(settings(policies, profile, seed) | parameters))
     reporter = Reporter()
     with _complete_or_absent(Path(output), overwrite) as path:
-        with reporter.stage("simulation"):
-            store = simulation.write(path / "data", policies, transitions, seed=seed)
+        with reporter.stage("simulation", transitions) as advance:
+            store = simulation.write(path / "data", policies, transitions, seed=seed, advance=advance)
         with local_cluster(workers) if workers else nullcontext() as executor:
             model.fit(store, policies.target, executor=executor)
         with reporter.stage("comparison with the truth"):
@@ -234,12 +235,12 @@ def _complete_or_absent(output: Path, overwrite: bool) -> Iterator[Path]:
     is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     partial = output / PARTIAL
-    _remove(partial)
+    remove(partial)
     try:
         partial.mkdir()
         yield partial
     except BaseException:
-        _remove(partial)
+        remove(partial)
         if is_new:
             with suppress(OSError):
                 output.rmdir()
@@ -255,15 +256,6 @@ def _complete_or_absent(output: Path, overwrite: bool) -> Iterator[Path]:
         if (partial / name).exists():
             (partial / name).rename(output / name)
     partial.rmdir()
-
-
-def _remove(path: Path) -> None:
-    """Remove a directory, though writes that were under way at an interruption may still end in it."""
-    for _ in range(20):
-        rmtree(path, ignore_errors=True)
-        if not path.exists():
-            return
-        time.sleep(0.1)
 
 
 def _check_output(output: Path, overwrite: bool) -> None:

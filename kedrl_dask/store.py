@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.core.sync import sync
 
 from kedrl_dask._version import __version__
 from kedrl_dask.schema import ArraySpec
 
-__all__ = ["FORMAT_VERSION", "ArrayStore", "StoreError", "check_vacant", "digest"]
+__all__ = ["FORMAT_VERSION", "ArrayStore", "StoreError", "check_vacant", "digest", "remove"]
 
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
@@ -52,6 +56,23 @@ def check_vacant(path: PathLike) -> Path:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path}: already exists; delete it or choose another path for the new store")
     return path
+
+
+def remove(path: PathLike) -> None:
+    """Remove a directory, though an interruption may have left writes under way that make it again."""
+    for _ in range(20):
+        sync(_end_of_writes())
+        if not os.path.lexists(path):
+            return
+        rmtree(path, ignore_errors=True)
+        time.sleep(0.05)  # for threads of an executor, which go on until they notice
+
+
+async def _end_of_writes() -> None:
+    """Wait for everything that zarr's own thread was given."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others)
 
 
 class ArrayStore:

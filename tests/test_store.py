@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 
 from kedrl_dask import __version__
 from kedrl_dask.schema import TRANSITIONS, ArraySpec
-from kedrl_dask.store import FORMAT_VERSION, ArrayStore, StoreError, digest
+from kedrl_dask.store import FORMAT_VERSION, ArrayStore, StoreError, digest, remove
 
 SPECS = (
     ArraySpec("matrix", ("row", "column"), "float64", "numbers"),
@@ -264,3 +267,33 @@ def test_schema__names_are_unique_and_types_exist():
     for spec in TRANSITIONS:
         assert np.dtype(spec.dtype).name == spec.dtype
         assert spec.meaning
+
+
+def test_remove__waits_for_a_write_that_was_interrupted(tmp_path, monkeypatch):
+    """Else the write, which goes on in zarr's own thread, would make the directory again."""
+    store, _ = make(tmp_path / "s")
+    put, begun, ended = zarr.storage._local._put, threading.Event(), threading.Event()
+
+    def slow_put(*arguments, **options):
+        begun.set()
+        time.sleep(0.5)
+        put(*arguments, **options)
+        ended.set()
+
+    def interrupt():
+        begun.wait(30)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    monkeypatch.setattr(zarr.storage._local, "_put", slow_put)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        store.write("label", 0, np.arange(10))
+    assert not ended.is_set()
+    remove(tmp_path / "s")
+    assert ended.is_set()
+    assert not list(tmp_path.iterdir())
+
+
+def test_remove__what_is_not_there(tmp_path):
+    remove(tmp_path / "nothing")
+    assert not list(tmp_path.iterdir())

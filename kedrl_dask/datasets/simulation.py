@@ -5,7 +5,7 @@ The true law of the return under each target policy is in :mod:`kedrl_dask.datas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from os import PathLike
@@ -312,11 +312,13 @@ def write(
     burn_in: int = 100,
     seed: int = 0,
     system: LinearGaussianSystem = PAPER_SYSTEM,
+    advance: Callable[[int], None] | None = None,
 ) -> TransitionStore:
     """Simulate into a store, block by block: memory does not grow with ``n_transitions``.
 
     The data are those of :func:`simulate`. An episode of ``n_steps`` rows has ``n_steps`` − 1 transitions
     (N = n(T − 1)); the last episode is cut short if that is what gives ``n_transitions`` in all.
+    ``advance`` is called after each block with the number of its transitions.
     """
     if n_transitions < 1 or n_steps < 2:
         raise ValueError(
@@ -328,8 +330,11 @@ def write(
     dims = {"state_dim": system.state_dim, "action_dim": system.action_dim, "reward_dim": system.reward_dim}
     with TransitionStore.writer(path, **dims) as writer:
         for block in _blocks(acting, n_episodes, n_steps, burn_in, seed, system):
-            writer.append(**{name: values[:rows_left] for name, values in block.items()})
-            rows_left -= len(block["step"])
+            kept = {name: values[:rows_left] for name, values in block.items()}
+            writer.append(**kept)
+            rows_left -= len(kept["step"])
+            if advance is not None:
+                advance(int(np.count_nonzero(kept["step"])))  # each but the first row ends a transition
     return TransitionStore.open(path)
 
 

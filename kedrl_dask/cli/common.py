@@ -1,0 +1,133 @@
+"""What the verbs share: exit codes, options, and where words go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from kedrl_dask.datasets.simulation import PAIRS
+
+__all__ = [
+    "BAD_INPUT",
+    "EXIT_CODES",
+    "INTERRUPTED",
+    "JSON",
+    "NOT_CONVERGED",
+    "PAIR",
+    "SUCCESS",
+    "Verbs",
+    "add_verb",
+    "as_json",
+    "count",
+    "log_lines",
+    "positive",
+    "print_out",
+]
+
+SUCCESS, BAD_INPUT, NOT_CONVERGED, INTERRUPTED = 0, 2, 3, 130
+
+EXIT_CODES = """\
+exit codes:
+  0    success
+  1    unexpected error, with its traceback
+  2    bad input or usage
+  3    the fit did not converge; its results are written all the same
+  130  interrupted; nothing is left half written
+"""
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+#: Options that mean the same in every verb that has them.
+PAIR: dict[str, Any] = {
+    "choices": sorted(PAIRS),
+    "default": "uniform-gaussian",
+    "metavar": "PAIR",
+    "help": "behaviour and target policy: %(choices)s (default: %(default)s)",
+}
+JSON: dict[str, Any] = {
+    "action": "store_true",
+    "help": "print the summary as JSON, and nothing else, to standard output; progress still goes to "
+    "standard error",
+}
+
+
+def add_verb(
+    verbs: Verbs,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    description: str,
+    note: str = "",
+) -> argparse.ArgumentParser:
+    """Add a verb and return its parser.
+
+    Parameters
+    ----------
+    verbs : Verbs
+        The verbs so far.
+    name : str
+    run : callable
+        Runs the verb with the parsed options, of which ``output`` is where it writes, if it does, and
+        returns the exit code.
+    summary, description : str
+        For the help of ``kedrl`` and of the verb.
+    note : str
+        Shown above the exit codes.
+    """
+    parser = verbs.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=note + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def count(text: str) -> int:
+    """Integer from 0 on; argparse turns the error into a usage message."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number ≥ 0")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Integer from 1 on."""
+    if count(text) == 0:
+        raise argparse.ArgumentTypeError("0 is not a whole number ≥ 1")
+    return int(text)
+
+
+def as_json(summary: dict[str, Any]) -> str:
+    """A summary as text for machines."""
+    return json.dumps(summary, indent=1, allow_nan=False)
+
+
+def print_out(text: str) -> None:
+    """Print to a reader who may have left, as ``head`` does; the results are on disk all the same."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def log_lines() -> Iterator[None]:
+    """Log lines of the package on standard error: there progress shows when there is no terminal."""
+    logger, handler = logging.getLogger("kedrl_dask"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

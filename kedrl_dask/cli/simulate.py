@@ -1,0 +1,101 @@
+"""``kedrl simulate``: data of the paper's system, of any size."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from kedrl_dask.cli.common import JSON, PAIR, SUCCESS, Verbs, add_verb, as_json, count, positive, print_out
+from kedrl_dask.cli.destination import new_store
+from kedrl_dask.datasets import simulation
+from kedrl_dask.progress import Reporter
+from kedrl_dask.transitions import TransitionStore
+
+__all__ = ["add"]
+
+#: Episodes are simulated a thousand at a time: of so many steps they take a gibibyte.
+MOST_STEPS = 5_000
+
+
+def _steps(text: str) -> int:
+    """Recorded time points of an episode."""
+    if not 2 <= count(text) <= MOST_STEPS:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not between 2 and {MOST_STEPS:,}; a transition takes two steps, and a thousand "
+            "episodes are in memory at a time"
+        )
+    return int(text)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "output": {"type": Path, "metavar": "PATH", "help": "new directory for the store"},
+    "--transitions": {
+        "type": positive,
+        "required": True,
+        "metavar": "N",
+        "help": "how many to simulate",
+    },
+    "--pair": PAIR,
+    "--seed": {
+        "type": count,
+        "default": 0,
+        "metavar": "N",
+        "help": "seed of the data (default: %(default)s)",
+    },
+    "--steps": {
+        "type": _steps,
+        "default": 50,
+        "metavar": "T",
+        "help": "recorded time points of an episode, one more than its transitions (default: %(default)s)",
+    },
+    "--overwrite": {
+        "action": "store_true",
+        "help": "replace a transition store at PATH, and nothing else, once the new one is complete",
+    },
+    "--json": JSON,
+}
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = add_verb(
+        verbs,
+        "simulate",
+        _run,
+        summary="write transitions of the paper's system, as many as wanted, to a store",
+        description="Simulate the paper's linear-Gaussian system under the behaviour policy of a pair and "
+        "store its\ntransitions, block by block: memory does not grow with their number.",
+    )
+    for name, settings in OPTIONS.items():
+        parser.add_argument(name, **settings)
+
+
+def _run(options: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    pair, total = simulation.PAIRS[options.pair], options.transitions
+    with (
+        new_store(options.output, options.overwrite) as path,
+        Reporter().stage("simulation", total) as advance,
+    ):
+        simulation.write(path, pair, total, n_steps=options.steps, seed=options.seed, advance=advance)
+    store = TransitionStore.open(options.output)
+    size = sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
+    seconds = time.perf_counter() - start
+    if options.json:
+        print_out(as_json(_summary(store) | {"bytes": size, "seconds": seconds}))
+    else:
+        print_out(f"{store!r}\n{size / 2**20:,.1f} MiB on disk, written in {seconds:.1f} s")
+    return SUCCESS
+
+
+def _summary(store: TransitionStore) -> dict[str, Any]:
+    return {
+        "path": str(store.path),
+        "rows": store.n_rows,
+        "episodes": store.n_episodes,
+        "transitions": store.n_transitions,
+        "dims": {"state": store.state_dim, "action": store.action_dim, "reward": store.reward_dim},
+        "fingerprint": store.fingerprint,
+    }
