@@ -1,0 +1,87 @@
+"""``kedrl plan``: what a fit will take, before it starts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from kedrl_dask.cli.common import JSON, SUCCESS, Verbs, add_verb, as_json, count, positive, print_out
+from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.model import KEDRL
+
+__all__ = ["add"]
+
+
+def _fraction(text: str) -> float:
+    """Discount factor; KEDRL checks its range."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _number(parameter: str, what: str) -> dict[str, Any]:
+    """Option for a size of the fit, KEDRL's own default unless given."""
+    return {"type": positive, "dest": parameter, "metavar": "N", "help": f"{what} ({parameter} of KEDRL)"}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "store": {"type": Path, "metavar": "PATH", "help": "the store of transitions"},
+    "--discount": {"type": _fraction, "default": 0.9, "help": "discount factor (default: %(default)s)"},
+    "--atoms": _number("n_atoms", "atoms of the return grid"),
+    "--basis": _number("n_basis", "points of the state-action basis"),
+    "--landmarks": _number("n_landmarks", "Nyström landmarks"),
+    "--features": _number("n_features", "spectral frequencies"),
+    "--conditioning": _number("n_conditioning", "conditioning points"),
+    "--continuation": {"choices": ("sampled", "ratio"), "help": "how the target policy comes in"},
+    "--precision": {"choices": ("mixed", "double"), "help": "precision of matrix products"},
+    "--workers": {
+        "type": count,
+        "default": 0,
+        "metavar": "N",
+        "help": "worker processes of one thread each; 0 is threads of one process (default: %(default)s)",
+    },
+    "--memory": {
+        "metavar": "SIZE",
+        "help": "what each process may use, e.g. 2GiB (default: what is free here)",
+    },
+    "--json": JSON,
+}
+#: Options that are parameters of KEDRL.
+PARAMETERS = (
+    "n_atoms",
+    "n_basis",
+    "n_landmarks",
+    "n_features",
+    "n_conditioning",
+    "continuation",
+    "precision",
+)
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = add_verb(
+        verbs,
+        "plan",
+        _run,
+        summary="project time, memory and disk of a fit, stage by stage",
+        description="Project what a fit of a store will take: tasks, flop, kernel evaluations, time, peak\n"
+        "memory of a worker and disk, from its sizes and from short measurements on this machine.\n"
+        "A fit over its memory is refused.",
+    )
+    for name, settings in OPTIONS.items():
+        parser.add_argument(name, **settings)
+
+
+def _run(options: argparse.Namespace) -> int:
+    given = {name: getattr(options, name) for name in PARAMETERS if getattr(options, name) is not None}
+    executor = ThreadExecutor(1 if options.workers else None)
+    memory = options.memory or executor.memory // max(1, options.workers)
+    plan = KEDRL(options.discount, **given).plan(
+        options.store, executor=executor, workers=options.workers or None, memory=memory
+    )
+    print_out(as_json(plan.to_dict()) if options.json else repr(plan))
+    plan.check()
+    return SUCCESS

@@ -1,0 +1,235 @@
+"""Cost against the number of transitions: time by stage, memory, efficiency, a second policy, two workers.
+
+Run ``python -m tests.benchmarks.scale`` (about ten minutes on two cores) or, smaller,
+``python -m tests.benchmarks.scale --transitions 20000 200000 --no-dense``. Every fit runs in a process of
+its own. Times and rates are of this machine, in this run; the GEMM peak is NumPy's own in single precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from kedrl_dask import KEDRL, fitting, policies
+from kedrl_dask.datasets import simulation
+from kedrl_dask.execute import local_cluster
+from kedrl_dask.nystrom import HEAD, TRIANGLE_COLUMNS
+from kedrl_dask.objective import BellmanObjective, _over_group, _product
+
+PAIR = simulation.PAIRS["uniform-gaussian"]
+SECOND = policies.Gaussian(PAIR.target.weights, bias=0.1, scale=np.exp(-2.4))
+GIB, MIB = 2**30, 2**20
+
+
+def gemm_peak(n_threads, seconds=3.0, size=2_000):
+    """Best rate of float32 matrix products by ``n_threads`` processes of one BLAS thread each, flop/s."""
+    code = (
+        "import numpy as np, time\n"
+        f"a = np.random.default_rng(0).random(({size}, {size})).astype('f')\n"
+        f"best, end = 0.0, time.perf_counter() + {seconds}\n"
+        "while (start := time.perf_counter()) < end:\n"
+        f"    a @ a\n    best = max(best, 2 * {size}**3 / (time.perf_counter() - start))\n"
+        "print(best)"
+    )
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(n_threads)
+    ]
+    return sum(float(process.communicate()[0]) for process in running)
+
+
+class PeakMemory(threading.Thread):
+    """Samples the memory of this process and its children: the largest sum, and the largest child."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.total = self.child = 0
+        self.start()
+
+    def run(self):
+        own = psutil.Process()
+        while True:
+            children = []
+            for process in own.children(recursive=True):
+                try:
+                    children.append(process.memory_info().rss)
+                except psutil.NoSuchProcess:
+                    continue
+            self.total = max(self.total, own.memory_info().rss + sum(children))
+            self.child = max(self.child, max(children, default=0))
+            time.sleep(0.1)
+
+
+def timed_group(group, points, residency, *arguments):
+    """Seconds inside a task, without what it takes to get there."""
+    start = time.perf_counter()
+    _over_group(group, points, residency, *arguments)
+    return time.perf_counter() - start
+
+
+class TimedObjective(BellmanObjective):
+    """Measures products as the solver sees them, and alone."""
+
+    latest = None
+
+    def __init__(self, *arguments):
+        self.seconds = []
+        super().__init__(*arguments)
+        TimedObjective.latest = self
+
+    def product(self, direction):
+        start = time.perf_counter()
+        image = super().product(direction)
+        self.seconds.append(time.perf_counter() - start)
+        return image
+
+    def inside(self, repeats=10):
+        """Median over repeats of the slowest task's time for a product."""
+        direction = self._executor.share(np.ones(self.shape, self._points.dtype))
+        arguments = (_product, self._spaces[self._points.dtype], self._penalties, direction)
+        slowest = [
+            max(self._executor.map(timed_group, self._chunks, *self._source, *arguments))
+            for _ in range(repeats)
+        ]
+        return float(np.median(slowest))
+
+
+def run_one(store, n_workers, second):
+    """Fit in this process with worker processes; returns plain numbers."""
+    fitting.BellmanObjective = TimedObjective
+    peak = PeakMemory()
+    model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, n_conditioning=20_000)
+    with tempfile.TemporaryDirectory(dir=Path(store).parent) as cache, local_cluster(n_workers) as executor:
+        plan = model.plan(store, executor=executor)
+        model.fit(store, PAIR.target, executor=executor, cache=cache, progress="none")
+        objective = TimedObjective.latest
+        out = {
+            "sizes": model.diagnostics_["sizes"],
+            "seconds": model.diagnostics_["seconds"],
+            "planned_seconds": {stage.name: stage.seconds for stage in plan.stages},
+            "planned_memory": plan.memory,
+            "products": model.solution_.n_products,
+            "product": float(np.median(objective.seconds)),
+            "inside": objective.inside(),
+            "iteration": model.diagnostics_["seconds"]["solver"] / model.solution_.n_products,
+            "largest_worker": peak.child,
+            "all_processes": peak.total,
+        }
+        if second:
+            model.fit(store, SECOND, executor=executor, cache=cache, progress="none")
+            out["second"] = model.diagnostics_["seconds"]
+    return out
+
+
+def child(store, n_workers, second=False):
+    """Run a fit in a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.benchmarks.scale",
+        "--child",
+        str(store),
+        "--workers",
+        str(n_workers),
+    ]
+    done = subprocess.run(command + ["--second"] * second, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def pass_flop(sizes):
+    """Flop of the matrix products of the streaming pass, as they are done."""
+
+    def triangle(n):
+        return sum(
+            2 * min(s + TRIANGLE_COLUMNS, n) * min(TRIANGLE_COLUMNS, n - s)
+            for s in range(0, n, TRIANGLE_COLUMNS)
+        )
+
+    r, head = sizes["rank"], min(HEAD, sizes["rank"])
+    features = triangle(head) + 2 * head * (r - head) + triangle(r - head)
+    return sizes["transitions"] * (features + r * r + 2 * r * (sizes["basis"] + 2 * sizes["features"]))
+
+
+def product_flop(sizes):
+    return 8 * sizes["conditioning"] * sizes["atoms"] * (sizes["basis"] + 2 * sizes["features"])
+
+
+def report(runs, peak):
+    names = list(next(iter(runs.values()))["seconds"])
+    print(f"{'seconds':<24}" + "".join(f"{n:>14,}" for n in runs))
+    for name in names:
+        print(f"{name:<24}" + "".join(f"{run['seconds'][name]:>14.1f}" for run in runs.values()))
+    total = {n: sum(run["seconds"].values()) for n, run in runs.items()}
+    print(f"{'total':<24}" + "".join(f"{total[n]:>14.1f}" for n in runs))
+    print(f"{'planned':<24}" + "".join(f"{sum(r['planned_seconds'].values()):>14.1f}" for r in runs.values()))
+    second = {n: sum(run["second"].values()) / total[n] for n, run in runs.items()}
+    print(f"{'second policy / first':<24}" + "".join(f"{value:>14.2f}" for value in second.values()))
+    print(
+        f"{'largest worker, MiB':<24}"
+        + "".join(f"{r['largest_worker'] / MIB:>14,.0f}" for r in runs.values())
+    )
+    print(f"{'planned, MiB':<24}" + "".join(f"{r['planned_memory'] / MIB:>14,.0f}" for r in runs.values()))
+    print(
+        f"{'all processes, MiB':<24}" + "".join(f"{r['all_processes'] / MIB:>14,.0f}" for r in runs.values())
+    )
+    rates = {n: pass_flop(run["sizes"]) / run["seconds"]["streaming pass"] / peak for n, run in runs.items()}
+    print(f"{'pass, of GEMM peak':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
+    rates = {n: product_flop(run["sizes"]) / run["inside"] / peak for n, run in runs.items()}
+    print(f"{'product, of GEMM peak':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
+    overhead = {n: 1 - run["inside"] / run["product"] for n, run in runs.items()}
+    print(f"{'overhead of a product':<24}" + "".join(f"{value:>14.0%}" for value in overhead.values()))
+    sizes = list(runs)
+    for small, large in pairwise(sizes):
+        times = [runs[n]["seconds"]["streaming pass"] for n in (large, small)]
+        memory = runs[large]["largest_worker"] / runs[small]["largest_worker"]
+        print(
+            f"{large:,} against {small:,}: pass {times[0] / times[1]:.1f} × the time, "
+            f"largest worker {memory:.2f} × the memory"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--transitions", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--no-dense", dest="dense", action="store_false", help="leave out the dense path")
+    parser.add_argument("--folder", help="where the data go (default: a temporary folder)")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(run_one(options.child, options.workers, options.second)))
+        return
+    peak = gemm_peak(options.workers)
+    print(f"{options.workers} workers of one thread; float32 GEMM peak {peak / 1e9:.0f} Gflop/s together")
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        runs = {}
+        for n in options.transitions:
+            start = time.perf_counter()
+            simulation.write(Path(folder) / str(n), PAIR, n)
+            print(f"simulated {n:,} transitions in {time.perf_counter() - start:.1f} s", flush=True)
+            runs[n] = child(Path(folder) / str(n), options.workers, second=True)
+        report(runs, peak)
+        middle = options.transitions[len(options.transitions) // 2]
+        alone, together = child(Path(folder) / str(middle), 1), runs[middle]
+        for stage in ("streaming pass", "solver"):
+            ratio = alone["seconds"][stage] / together["seconds"][stage]
+            print(f"{middle:,}: {options.workers} workers against one, {stage}: {ratio:.2f} × faster")
+
+
+if __name__ == "__main__":
+    main()
