@@ -7,13 +7,12 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
-from kedrl_dask.store import FORMAT_VERSION, digest
+from kedrl_dask.store import FORMAT_VERSION, digest, remove
 
 __all__ = ["Cache", "Facts"]
 
@@ -61,7 +60,7 @@ class Cache:
                     os.rename(partial, paths[kind])
         finally:
             for partial in missing.values():
-                rmtree(partial, ignore_errors=True)
+                remove(partial)
         return paths
 
 

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from kedrl_dask.kernels import Matern
 
-__all__ = ["choose_points", "cluster_centers", "median_distance"]
+__all__ = ["choose_points", "cluster_centers", "clusters", "median_distance"]
 
 Array = npt.NDArray[Any]
 
 
 def cluster_centers(points: Array, n_centers: int, random_state: int) -> Array:
     """Centres of k-means; the same for the same seed, whatever the number of threads."""
+    return clusters(points, n_centers, random_state)[0]
+
+
+def clusters(points: Array, n_centers: int, random_state: int) -> tuple[Array, Array]:
+    """Centres of k-means (n_centers, dim) and the number of points in each cluster (n_centers,).
+
+    With fewer distinct points than centres, each has its cluster and the other clusters are empty.
+    """
     # scikit-learn adds the partial sums of its threads in the order in which they finish.
-    with threadpool_limits(limits=1):
-        return KMeans(n_centers, n_init=1, random_state=random_state).fit(points).cluster_centers_
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Number of distinct clusters", ConvergenceWarning)
+        fitted = KMeans(n_centers, n_init=1, random_state=random_state).fit(points)
+    return fitted.cluster_centers_, np.bincount(fitted.labels_, minlength=n_centers)
 
 
 def choose_points(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 from uuid import uuid4
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from kedrl_dask import ratio as ratios
 from kedrl_dask.cache import Cache, Facts
 from kedrl_dask.choices import TUNING_SAMPLE, Choices, make_choices
+from kedrl_dask.conditioning import choose_conditioning
 from kedrl_dask.criterion import Penalties, ReturnSpace
 from kedrl_dask.division import RowBlock, in_groups, pieces
 from kedrl_dask.execute import Executor
@@ -50,7 +50,7 @@ from kedrl_dask.schema import (
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import Solution, by_name
 from kedrl_dask.solvers.solution import Record
-from kedrl_dask.store import ArrayStore
+from kedrl_dask.store import ArrayStore, remove
 from kedrl_dask.sums import RegressionSums, choose_ridge, recalibrate, regress
 from kedrl_dask.transitions import TransitionStore
 from kedrl_dask.tuning import RIDGES
@@ -101,7 +101,7 @@ def workspace(store: TransitionStore, cache: str | Path | None) -> Iterator[Cach
     try:
         yield Cache(path)
     finally:
-        rmtree(path, ignore_errors=True)
+        remove(path)
 
 
 def run_fit(
@@ -280,8 +280,7 @@ def _condition(
 ) -> Conditioning:
     """Choose the conditioning points and evaluate the operators there."""
     n_points = ranges[-1][1]
-    inputs = store.sample(n_points, np.random.default_rng([settings.random_state, 6])).inputs
-    weights = np.full(n_points, 1.0 / n_points)
+    inputs, weights = choose_conditioning(settings, store, operators.kernel)
     specs = [s for s in CONDITIONING if s.name != "terminal_waves" or operators.terminal is not None]
     stored = {"basis", "reward_waves", "terminal_waves", "continuation"}
     dtype = settings.dtype

@@ -114,7 +114,7 @@ class BellmanObjective:
         return size * image + 2 * self._ridge * direction
 
     def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
-        """Gradient over some of the points, their weights rescaled to one.
+        """Gradient over some of the points, scaled so that its mean over all batches is the gradient.
 
         Mini-batches touch points all over the set, so these are read into this process once.
         """
@@ -122,7 +122,7 @@ class BellmanObjective:
             self._in_memory = self._points.load((0, self.n_points))
             self._batch_space = self._space.astype(self._points.dtype)
         batch = self._in_memory.rows(rows)
-        batch = replace(batch, weights=batch.weights / batch.weights.sum())
+        batch = replace(batch, weights=batch.weights * (self.n_points / len(batch)))
         value, gradient = criterion.value_and_gradient(
             batch, self._batch_space, self._penalties, coefficients.astype(self._points.dtype)
         )

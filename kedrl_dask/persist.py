@@ -114,10 +114,8 @@ def _to_json(value: Any) -> Any:
     if type(value).__name__ in _CLASSES:
         fields = {name: _to_json(part) for name, part in vars(value).items()}
         return {"class": type(value).__name__, **fields}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
+    if hasattr(value, "__array__"):
+        return np.asarray(value).tolist()
     if isinstance(value, list | tuple):
         return [_to_json(part) for part in value]
     if value is None or isinstance(value, bool | int | float | str):

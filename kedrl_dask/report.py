@@ -44,6 +44,7 @@ def _facts(model: KEDRL) -> dict[str, Any]:
         "discount": model.discount,
         "construction": model.construction,
         "continuation": model.continuation,
+        "conditioning": model.conditioning if isinstance(model.conditioning, str) else "given",
         "solver": type(by_name(model.solver)).__name__.lower(),
         "mass_penalty": model.mass_penalty,
         "negative_penalty": model.negative_penalty,
@@ -120,7 +121,7 @@ def _size_rows(facts: dict[str, Any]) -> Iterator[Row]:
     yield "basis points L", f"{sizes['basis']:,}"
     yield "landmarks s", f"{sizes['landmarks']:,}, of rank {sizes['rank']:,}"
     yield "frequencies Q", f"{sizes['features']:,}"
-    yield "conditioning points M", f"{sizes['conditioning']:,}"
+    yield "conditioning points M", f"{sizes['conditioning']:,}, {facts['settings']['conditioning']}"
 
 
 def _setting_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -15,13 +18,19 @@ from kedrl_dask.ratio import ULSIF
 from kedrl_dask.solvers import PCG, Solver, by_name
 from kedrl_dask.spectral import METHODS, Method
 
-__all__ = ["Settings"]
+__all__ = ["Conditioning", "Settings"]
+
+Array = npt.NDArray[Any]
+#: A way to choose the conditioning points, the points themselves, or points and weights.
+Conditioning = Literal["random", "kmeans"] | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 
 #: Conditioning points when their number is not given and there are more transitions.
 DEFAULT_CONDITIONING = 20_000
 #: Most conditioning points of a chunk, and what the number of chunks is a multiple of: the usual numbers of
 #: workers then have equal shares.
 CHUNK_POINTS, CHUNK_MULTIPLE = 4_096, 8
+#: Transitions that k-means divides: five for each conditioning point, but between these.
+FEWEST_CLUSTERED, MOST_CLUSTERED = 20_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,8 @@ class Settings:
     n_basis: int
     n_landmarks: int
     n_features: int
-    n_conditioning: int | None
+    n_conditioning: int | float | Literal["all"] | None
+    conditioning: Conditioning
     ridge_gamma: float | Literal["auto"]
     ridge_b: float | Literal["auto"]
     mass_penalty: float
@@ -64,8 +74,7 @@ class Settings:
         self._check_choices()
         for name in ("n_atoms", "n_basis", "n_landmarks", "n_features", "n_blocks"):
             self._check_count(name)
-        if self.n_conditioning is not None:
-            self._check_count("n_conditioning")
+        self._check_conditioning()
         for name in ("n_draws", "chunk_points"):
             if getattr(self, name) != "auto":
                 self._check_count(name)
@@ -108,6 +117,38 @@ class Settings:
         if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
             raise ValueError(f"KEDRL: {name} must be an integer ≥ 1, got {value!r}")
 
+    def _check_conditioning(self) -> None:
+        n = self.n_conditioning
+        is_count = isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 1
+        is_share = isinstance(n, Real) and not isinstance(n, Integral) and 0 < n <= 1
+        if not (is_count or is_share or n is None or (isinstance(n, str) and n == "all")):
+            raise ValueError(
+                "KEDRL: n_conditioning must be an integer ≥ 1, a fraction in (0, 1] of the transitions, "
+                f"'all' or None, got {n!r}"
+            )
+        if isinstance(self.conditioning, str) and self.conditioning not in ("random", "kmeans"):
+            raise ValueError(
+                "KEDRL: conditioning must be 'random', 'kmeans', an array of points or (points, weights), "
+                f"got {self.conditioning!r}"
+            )
+        if self.given_points is not None and n is not None:
+            raise ValueError(
+                f"KEDRL: conditioning gives {len(self.given_points[0])} points, so n_conditioning must be "
+                f"None, got {n!r}"
+            )
+
+    @cached_property
+    def given_points(self) -> tuple[Array, Array] | None:
+        """Conditioning points (M, p + q) with weights (M,) that sum to one, if they were given."""
+        given: Any = self.conditioning
+        if isinstance(given, str):
+            return None
+        if isinstance(given, tuple) and len(given) == 2 and _n_axes(given[0]) == 2:
+            points = _as_points(given[0])
+            return points, _as_weights(given[1], len(points))
+        points = _as_points(given)
+        return points, np.full(len(points), 1.0 / len(points))
+
     def _check_solver(self) -> None:
         solver = by_name(self.solver)
         if not hasattr(solver, "solve"):
@@ -115,8 +156,9 @@ class Settings:
         if isinstance(solver, PCG) and self.negative_penalty > 0:
             raise ValueError("KEDRL: solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
 
-    def check_data(self, state_dim: int, action_dim: int, reward_dim: int) -> None:
-        """Refuse kernels, a grid or bounds that do not fit the data's dimensions."""
+    def check_data(self, state_dim: int, action_dim: int, reward_dim: int, n_transitions: int) -> None:
+        """Refuse kernels, points, a grid or bounds that do not fit the data."""
+        self._check_points(state_dim + action_dim, n_transitions)
         for name, dim in (("input_kernel", state_dim + action_dim), ("return_kernel", reward_dim)):
             kernel = getattr(self, name)
             n_lengths = np.size(kernel.length_scale) if isinstance(kernel, Matern) else 1
@@ -136,9 +178,40 @@ class Settings:
                     f"KEDRL: reward_bounds must be (low, high), {reward_dim} numbers each, not {shapes}"
                 )
 
+    def _check_points(self, input_dim: int, n_transitions: int) -> None:
+        if self.given_points is not None:
+            shape = self.given_points[0].shape
+            if shape[1] != input_dim:
+                raise ValueError(
+                    f"KEDRL: conditioning points have shape {shape}, expected (M, {input_dim}): one row of "
+                    "state and action for each"
+                )
+        elif self.conditioning == "kmeans":
+            n_points, n_clustered = self.n_points(n_transitions), self.n_clustered(n_transitions)
+            if 2 * n_points > n_clustered:
+                raise ValueError(
+                    f"KEDRL: conditioning='kmeans' cannot divide {n_clustered:,} transitions into "
+                    f"{n_points:,} clusters worth the name; give n_conditioning at most "
+                    f"{n_clustered // 2:,}, or use conditioning='random'"
+                )
+
     def n_points(self, n_transitions: int) -> int:
         """Number M of conditioning points."""
-        return min(self.n_conditioning or DEFAULT_CONDITIONING, n_transitions)
+        if self.given_points is not None:
+            return len(self.given_points[0])
+        n = self.n_conditioning
+        if n is None:
+            return min(DEFAULT_CONDITIONING, n_transitions)
+        if n == "all":
+            return n_transitions
+        if isinstance(n, Integral):
+            return min(int(n), n_transitions)
+        return ceil(Fraction(str(n)) * n_transitions)  # of the fraction as written: 0.07 of 100 is 7
+
+    def n_clustered(self, n_transitions: int) -> int:
+        """Number of transitions that k-means divides among the conditioning points."""
+        wanted = max(FEWEST_CLUSTERED, 5 * self.n_points(n_transitions))
+        return min(wanted, MOST_CLUSTERED, n_transitions)
 
     def ranges(self, n_transitions: int) -> list[tuple[int, int]]:
         """Chunks of conditioning points; of nothing but their number, so that results are too."""
@@ -152,3 +225,54 @@ class Settings:
     def dtype(self) -> np.dtype[Any]:
         """Precision of the products; sums are always in double precision."""
         return np.dtype(np.float32 if self.precision == "mixed" else np.float64)
+
+
+def _n_axes(given: Any) -> int:
+    """Number of axes of an array or of nested sequences, which need not be numbers or of one length."""
+    return np.ndim(given) if hasattr(given, "__array__") else np.asarray(given, dtype=object).ndim
+
+
+def _as_points(given: Any) -> Array:
+    """Conditioning points (M, p + q), as far as they can be checked without the data."""
+    points = _as_numbers("conditioning points", given)
+    if points.ndim != 2 or len(points) == 0:
+        raise ValueError(
+            f"KEDRL: conditioning points have shape {points.shape}, expected (M, p + q): one row of "
+            "state and action for each"
+        )
+    bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
+    if bad.size:
+        raise ValueError(f"KEDRL: conditioning point {bad[0]}: {points[bad[0]].tolist()} is not finite")
+    return points
+
+
+def _as_weights(given: Any, n_points: int) -> Array:
+    """Weights of the conditioning points, scaled to sum to one."""
+    weights = _as_numbers("conditioning weights", given)
+    if weights.shape != (n_points,):
+        raise ValueError(
+            f"KEDRL: conditioning weights have shape {weights.shape}, expected ({n_points},): "
+            "one for each point"
+        )
+    bad = np.flatnonzero(~((weights > 0) & np.isfinite(weights)))
+    if bad.size:
+        raise ValueError(
+            f"KEDRL: conditioning weight {bad[0]} is {weights[bad[0]]}, expected a positive number; "
+            "leave out points that are not to count"
+        )
+    weights = weights / weights.max()  # the sum of large ones may overflow
+    return weights / weights.sum()
+
+
+def _as_numbers(name: str, given: Any) -> Array:
+    """Float64 array of what a parameter gives."""
+    try:
+        values = np.asarray(given)
+    except ValueError:  # rows of unequal lengths
+        values = np.empty(0, dtype=object)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"KEDRL: {name} must be an array of numbers, or (points, weights) two of them, "
+            f"got {type(given).__name__}"
+        )
+    return values.astype(np.float64)

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore
+from kedrl_dask.conditioning import choose_conditioning
 from kedrl_dask.criterion import Penalties, bellman_residual, operators, product, value_and_gradient
 from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.objective import BellmanObjective
+from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import LBFGS, PCG
 from kedrl_dask.spectral import as_complex
 from tests import dense
@@ -16,7 +19,7 @@ from tests.conftest import make_episodes
 DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS = 0.6, 1e-3, 1e-4, 0.7
 
 
-def fit(store, policy, kernels, **settings):
+def fit(store, policy, kernels, run=None, **settings):
     """Fit with every input a landmark, so that nothing is approximate but the features."""
     rng = np.random.default_rng(3)
     defaults = {
@@ -27,11 +30,11 @@ def fit(store, policy, kernels, **settings):
         "solver": PCG(tolerance=1e-13), "precision": "double",
     }  # fmt: skip
     model = KEDRL(DISCOUNT, **(defaults | settings))
-    return model.fit(store, policy, executor=ThreadExecutor(2), progress="none")
+    return model.fit(store, policy, executor=ThreadExecutor(2), run=run, progress="none")
 
 
-def literal(model, store, policy, continuation="sampled", eta=None, negative=0.0):
-    """The criterion of the same fit, written out."""
+def literal(model, store, policy, continuation="sampled", eta=None, negative=0.0, points=None, weights=None):
+    """The criterion of the same fit, written out; the conditioning points are all inputs unless given."""
     t = store.transitions()
     kernel, features = (
         model.input_kernel_,
@@ -42,9 +45,10 @@ def literal(model, store, policy, continuation="sampled", eta=None, negative=0.0
     else:
         successor = np.hstack([t.next_state, t.next_action])
         kappa = dense.continuation_ratio(kernel, model.basis_, successor, t.terminal, eta)
-    weights = np.full(len(t), 1 / len(t))
+    points = t.inputs if points is None else points
+    weights = np.full(len(points), 1 / len(points)) if weights is None else weights
     return dense.Criterion(
-        kernel, features, t.inputs, t.reward, t.terminal, kappa, model.basis_, model.grid_, t.inputs, weights,
+        kernel, features, t.inputs, t.reward, t.terminal, kappa, model.basis_, model.grid_, points, weights,
         DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS, negative=negative,
     )  # fmt: skip
 
@@ -108,6 +112,70 @@ def test_minimiser__pcg(store, policy, kernels):
     close(model.coefficients_, expected)
     assert model.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
     assert model.solution_.certificate <= 1e-13
+
+
+def some_points(n_points=9):
+    """Conditioning points that no transition has, and weights that are far from equal."""
+    rng = np.random.default_rng(11)
+    return rng.standard_normal((n_points, 3)), np.geomspace(0.02, 2.0, n_points)
+
+
+def test_minimiser__given_points_and_weights(store, policy, kernels):
+    points, weights = some_points()
+    model = fit(store, policy, kernels, conditioning=(points, weights), chunk_points=4)
+    oracle = literal(model, store, policy, points=points, weights=weights / weights.sum())
+    expected = oracle.minimiser(model.coefficients_.shape)
+    close(model.coefficients_, expected)
+    assert model.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
+    assert model.diagnostics_["sizes"]["conditioning"] == len(points)
+
+
+def test_minimiser__given_points_without_weights(store, policy, kernels):
+    points, weights = some_points()
+    model = fit(store, policy, kernels, conditioning=points)
+    close(
+        model.coefficients_, literal(model, store, policy, points=points).minimiser(model.coefficients_.shape)
+    )
+    weighted = fit(store, policy, kernels, conditioning=(points, weights))
+    assert np.abs(weighted.coefficients_ - model.coefficients_).max() > 1e-3
+
+
+def test_minimiser__kmeans_conditioning(store, policy, kernels):
+    """The centres that were stored, with their shares, minimise the literal criterion."""
+    settings = Settings(**fit(store, policy, kernels, conditioning="kmeans", n_conditioning=5).get_params())
+    points, weights = choose_conditioning(settings, store, kernels[0])
+    model = fit(store, policy, kernels, conditioning="kmeans", n_conditioning=5)
+    assert np.ptp(weights) > 0.05
+    oracle = literal(model, store, policy, points=points, weights=weights)
+    close(model.coefficients_, oracle.minimiser(model.coefficients_.shape))
+
+
+def test_minimiser__a_point_counts_as_two_of_half_its_weight(store, policy, kernels):
+    points, weights = some_points()
+    once = fit(store, policy, kernels, conditioning=(points, weights))
+    twice = (np.repeat(points, 2, axis=0), np.repeat(weights / 2, 2))
+    close(fit(store, policy, kernels, conditioning=twice).coefficients_, once.coefficients_)
+    single = fit(store, policy, kernels, conditioning=(points[:1], [1.0]))
+    halves = fit(store, policy, kernels, conditioning=(points[[0, 0]], [0.5, 0.5]))
+    close(halves.coefficients_, single.coefficients_)
+
+
+def test_batch_gradient__mean_over_batches_is_the_gradient(store, policy, kernels, tmp_path):
+    """With weights that are not equal, and batches of unequal total weight."""
+    points, weights = some_points()
+    fit(store, policy, kernels, run=tmp_path / "run", conditioning=(points, weights), chunk_points=4)
+    model = fit(store, policy, kernels, conditioning=(points, weights))
+    gram = model.input_kernel_(model.basis_, model.basis_)
+    problem = BellmanObjective(
+        ThreadExecutor(1), tmp_path / "run" / "conditioning", [(0, 3), (3, 6), (6, 9)], model.return_space_,
+        Penalties(MASS), gram, RIDGE_B,
+    )  # fmt: skip
+    b = np.random.default_rng(1).standard_normal(model.coefficients_.shape)
+    batches = np.random.default_rng(2).permutation(len(points)).reshape(3, 3)
+    gradients = [problem.batch_gradient(batch, b) for batch in batches]
+    close(np.mean(gradients, axis=0), problem.value_and_gradient(b)[1])
+    close(problem.value_and_gradient(b)[1], literal(model, store, policy, points=points,
+          weights=weights / weights.sum()).gradient(b))  # fmt: skip
 
 
 def test_bellman_risk__new_inputs(store, policy, kernels):

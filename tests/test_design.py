@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from kedrl_dask.design import choose_points, cluster_centers, median_distance
+from kedrl_dask.design import choose_points, cluster_centers, clusters, median_distance
 from kedrl_dask.kernels import Matern
 
 SAMPLE = np.random.default_rng(0).normal(size=(3000, 3))
@@ -74,6 +74,24 @@ def test_cluster_centers__are_means_of_their_clusters():
     centers = cluster_centers(points, 3, random_state=0)
     expected = [SAMPLE[:100].mean(axis=0) + shift for shift in ([0, 0, 10], [0, 10, 0], [10, 0, 0])]
     np.testing.assert_allclose(centers[np.argsort(centers @ [2, 1, 0])], expected, atol=1e-10)
+
+
+def test_clusters__counts_go_with_their_centres():
+    sizes = {(10, 0, 0): 300, (0, 10, 0): 50, (0, 0, 10): 7}
+    points = np.concatenate([SAMPLE[:n] + shift for shift, n in sizes.items()])
+    centers, counts = clusters(points, 3, random_state=0)
+    np.testing.assert_array_equal(centers, cluster_centers(points, 3, random_state=0))
+    for (shift, n), center in zip(sizes.items(), centers[np.argsort(-counts)], strict=True):
+        assert n in counts
+        np.testing.assert_allclose(center, SAMPLE[:n].mean(axis=0) + shift, atol=1e-10)
+
+
+def test_clusters__fewer_distinct_points_than_centres():
+    points = np.repeat([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], [5, 3, 2], axis=0)
+    centers, counts = clusters(points, 6, random_state=0)
+    assert centers.shape == (6, 2)
+    assert sorted(counts) == [0, 0, 0, 2, 3, 5]
+    np.testing.assert_allclose(centers[np.argsort(-counts)][:3], [[0, 1], [2, 3], [4, 5]], atol=1e-12)
 
 
 def test_median_distance__agrees_with_all_pairs():

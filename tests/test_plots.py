@@ -199,5 +199,6 @@ def test_render__ratio_rows(model, tmp_path):
     report.render(model, {"rmse": np.array([0.1, 0.3])}, console)
     text = console.file.getvalue()
     assert "94.0% of the transitions" in text
+    assert f"{model.diagnostics_['sizes']['conditioning']}, random" in text
     assert "0.2000" in text
     assert "paper" not in text

@@ -1,0 +1,60 @@
+"""Choice of the conditioning points: the inputs at which the Bellman equation is enforced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.design import clusters
+from kedrl_dask.kernels import Matern
+from kedrl_dask.settings import Settings
+from kedrl_dask.transitions import TransitionStore
+
+__all__ = ["choose_conditioning"]
+
+Array = npt.NDArray[Any]
+
+
+def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Matern) -> tuple[Array, Array]:
+    """Choose the points x*_q and weights ϱ_q of the criterion, as ``settings.conditioning`` says.
+
+    The choice depends on the data, the kernel and the seed only. There are always
+    ``settings.n_points`` points; k-means of fewer distinct inputs gives some the weight zero.
+
+    Parameters
+    ----------
+    settings : Settings
+    store : TransitionStore
+    kernel : Matern
+        The input kernel; its length scales say which distances matter to k-means.
+
+    Returns
+    -------
+    inputs : (M, p + q) array
+        State and action of each point.
+    weights : (M,) array
+        They sum to one.
+    """
+    if settings.given_points is not None:
+        return settings.given_points
+    n_points = settings.n_points(store.n_transitions)
+    rng = np.random.default_rng([settings.random_state, 6])
+    if settings.conditioning == "random":
+        return _draw_inputs(store, n_points, rng), np.full(n_points, 1.0 / n_points)
+    sample = _draw_inputs(store, settings.n_clustered(store.n_transitions), rng)
+    centers, counts = clusters(kernel.scale(sample), n_points, settings.random_state)
+    return centers * np.asarray(kernel.length_scale), counts / len(sample)
+
+
+def _draw_inputs(store: TransitionStore, n: int, rng: np.random.Generator) -> Array:
+    """Inputs of ``n`` transitions at random, or of all; only the inputs are ever in memory for all."""
+    if n < store.n_transitions:
+        return store.sample(n, rng).inputs
+    inputs, filled = np.empty((store.n_transitions, store.state_dim + store.action_dim)), 0
+    for start in range(0, store.n_rows, store.chunk_rows):
+        part = store.transitions(start, min(start + store.chunk_rows, store.n_rows)).inputs
+        inputs[filled : filled + len(part)] = part
+        filled += len(part)
+    return inputs
