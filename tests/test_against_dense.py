@@ -11,7 +11,7 @@ from kedrl_dask.criterion import Penalties, bellman_residual, operators, product
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.objective import BellmanObjective
 from kedrl_dask.settings import Settings
-from kedrl_dask.solvers import LBFGS, PCG
+from kedrl_dask.solvers import LBFGS, PCG, AdamW
 from kedrl_dask.spectral import as_complex
 from tests import dense
 from tests.conftest import make_episodes
@@ -19,18 +19,21 @@ from tests.conftest import make_episodes
 DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS = 0.6, 1e-3, 1e-4, 0.7
 
 
-def fit(store, policy, kernels, run=None, **settings):
-    """Fit with every input a landmark, so that nothing is approximate but the features."""
+def exact_settings(store, kernels):
+    """Every input is a landmark, so that nothing is approximate but the features."""
     rng = np.random.default_rng(3)
-    defaults = {
+    return {
         "input_kernel": kernels[0], "return_kernel": kernels[1], "n_landmarks": 10_000,
         "landmark_threshold": 0.0, "n_basis": 6, "points": "random", "n_features": 12, "n_draws": 3,
         "ridge_gamma": RIDGE_GAMMA, "ridge_b": RIDGE_B, "mass_penalty": MASS,
         "grid": rng.standard_normal((5, store.reward_dim)), "n_blocks": 3, "chunk_points": 7,
         "solver": PCG(tolerance=1e-13), "precision": "double",
     }  # fmt: skip
-    model = KEDRL(DISCOUNT, **(defaults | settings))
-    return model.fit(store, policy, executor=ThreadExecutor(2), run=run, progress="none")
+
+
+def fit(store, policy, kernels, **settings):
+    model = KEDRL(DISCOUNT, **(exact_settings(store, kernels) | settings))
+    return model.fit(store, policy, executor=ThreadExecutor(2), progress="none")
 
 
 def literal(model, store, policy, continuation="sampled", eta=None, negative=0.0, points=None, weights=None):
@@ -160,22 +163,51 @@ def test_minimiser__a_point_counts_as_two_of_half_its_weight(store, policy, kern
     close(halves.coefficients_, single.coefficients_)
 
 
-def test_batch_gradient__mean_over_batches_is_the_gradient(store, policy, kernels, tmp_path):
+@pytest.fixture
+def capture(monkeypatch):
+    """Problems as the solver was given them; their stores are kept in caches."""
+    captured = []
+
+    class Captured(BellmanObjective):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.arguments = arguments
+            captured.append(self)
+
+    monkeypatch.setattr("kedrl_dask.fitting.BellmanObjective", Captured)
+    return captured
+
+
+def test_batch_gradient__mean_over_batches_is_the_gradient(store, policy, kernels, capture):
     """With weights that are not equal, and batches of unequal total weight."""
     points, weights = some_points()
-    fit(store, policy, kernels, run=tmp_path / "run", conditioning=(points, weights), chunk_points=4)
-    model = fit(store, policy, kernels, conditioning=(points, weights))
-    gram = model.input_kernel_(model.basis_, model.basis_)
-    problem = BellmanObjective(
-        ThreadExecutor(1), tmp_path / "run" / "conditioning", [(0, 3), (3, 6), (6, 9)], model.return_space_,
-        Penalties(MASS), gram, RIDGE_B,
-    )  # fmt: skip
-    b = np.random.default_rng(1).standard_normal(model.coefficients_.shape)
+    settings = {"conditioning": (points, weights), "chunk_points": 4, "solver": AdamW(n_iterations=1)}
+    model = fit(store, policy, kernels, **settings)
+    problem = capture[0]
+    c = np.random.default_rng(1).standard_normal(problem.shape)
     batches = np.random.default_rng(2).permutation(len(points)).reshape(3, 3)
-    gradients = [problem.batch_gradient(batch, b) for batch in batches]
-    close(np.mean(gradients, axis=0), problem.value_and_gradient(b)[1])
-    close(problem.value_and_gradient(b)[1], literal(model, store, policy, points=points,
-          weights=weights / weights.sum()).gradient(b))  # fmt: skip
+    gradients = [problem.batch_gradient(batch, c) for batch in batches]
+    close(np.mean(gradients, axis=0), problem.value_and_gradient(c)[1])
+    oracle = literal(model, store, policy, points=points, weights=weights / weights.sum())
+    # B = TC.
+    expected = problem.whitening.T @ oracle.gradient(problem.whitening @ c)
+    close(problem.value_and_gradient(c)[1], expected)
+
+
+@pytest.mark.parametrize("precision", ["double", "mixed"])
+@pytest.mark.parametrize("residency", ["stored", "recomputed"])
+def test_residency__does_not_matter(residency, precision, store, policy, kernels, capture, tmp_path):
+    """Chunks in memory, read for every product, or computed for every product."""
+    settings = {"precision": precision, "solver": PCG()}
+    model = KEDRL(DISCOUNT, **(exact_settings(store, kernels) | settings))
+    model.fit(store, policy, executor=ThreadExecutor(2), cache=tmp_path / "cache", progress="none")
+    resident = capture[0]
+    executor, points, groups, _, *rest = resident.arguments
+    other = BellmanObjective(executor, points, groups, residency, *rest)
+    c = np.random.default_rng(1).standard_normal(resident.shape)
+    tolerance = 1e-12 if precision == "double" or residency == "stored" else 1e-5
+    close(other.product(c), resident.product(c), tolerance)
+    close(other.value_and_gradient(c)[1], resident.value_and_gradient(c)[1], tolerance)
 
 
 def test_bellman_risk__new_inputs(store, policy, kernels):
