@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.kernels import Matern
+from kedrl_dask.scratch import scratch
 from kedrl_dask.spectral import as_complex, waves
 
 __all__ = [
@@ -148,25 +149,36 @@ def _block_rows(width: int, itemsize: int) -> int:
 
 
 class _Workspace:
-    """Memory for one block of points after the other.
+    """Goes over the blocks of a chunk, in memory that they share.
 
-    It is allocated once: worker processes give freed memory back to the system at once, and asking for it
-    again costs more than the arithmetic. The precision is that of the coefficients; where the chunk is
-    stored in another one, its blocks are converted as they come.
+    The precision is that of the return space; where the chunk is stored in another one, its blocks are
+    converted as they come.
     """
 
     def __init__(self, chunk: Chunk, space: ReturnSpace) -> None:
         (n_atoms, width), self.dtype = space.grid_waves.shape, space.grid_waves.dtype
         self.chunk, self.space = chunk, space
         self.rows = min(_block_rows(width, self.dtype.itemsize), len(chunk))
-        self.features = np.empty((2, self.rows, width), self.dtype)
-        self.atoms = np.empty((2, self.rows, n_atoms), self.dtype)
+        self.features = scratch("residual", (2, self.rows, width), self.dtype)
+        self.atoms = scratch("atoms", (2, self.rows, n_atoms), self.dtype)
+
+    def _block(self, which: slice) -> Chunk:
+        """Some points in the precision of the work."""
+        part = self.chunk.rows(which)
+        if part.basis.dtype == self.dtype:
+            return replace(part, weights=part.weights.astype(self.dtype, copy=False))
+        arrays: dict[str, Any] = {}
+        for name, array in vars(part).items():
+            if array is not None:
+                array = _copied(f"block {name}", array, self.dtype)
+            arrays[name] = array
+        return Chunk(**arrays)
 
     def blocks(self, coefficients: Array) -> Iterator[tuple[slice, Chunk, Array, Array, Array, Array]]:
         """Rows, points, u, v, the residual's features f, and spare features, for each block in turn."""
         for start in range(0, len(self.chunk), self.rows):
             which = slice(start, start + self.rows)
-            part = self.chunk.rows(which).astype(self.dtype)
+            part = self._block(which)
             (u, v), (f, work) = (memory[:, : len(part)] for memory in (self.atoms, self.features))
             np.matmul(part.basis, coefficients, out=u)
             np.matmul(part.continuation, coefficients, out=v)
@@ -178,6 +190,12 @@ class _Workspace:
             if part.terminal_waves is not None:
                 f -= part.terminal_waves
             yield which, part, u, v, f, work
+
+
+def _copied(name: str, array: Array, dtype: npt.DTypeLike) -> Array:
+    out = scratch(name, array.shape, dtype)
+    out[...] = array
+    return out
 
 
 def bellman_residual(chunk: Chunk, space: ReturnSpace, coefficients: Array) -> Array:
@@ -198,6 +216,7 @@ def value_and_gradient(
     whose gradient is the product of its Hessian with the coefficients: see :func:`product`.
     """
     total, gradient = 0.0, np.zeros(coefficients.shape)
+    block_gradient = scratch("gradient", coefficients.shape, space.dtype)
     for _, part, u, v, f, work in _Workspace(chunk, space).blocks(coefficients):
         square = space.scale * np.einsum("ij,ij->i", f, f)
         excess = u.sum(axis=1, keepdims=True) - space.dtype.type(penalties.target_mass)
@@ -218,8 +237,8 @@ def value_and_gradient(
         rotated_back *= as_complex(f)
         by_v = np.matmul(work, space.shifted_waves.T, out=v)
         by_v *= -space.dtype.type(space.scale) * weights
-        gradient += part.basis.T @ by_u
-        gradient += part.continuation.T @ by_v
+        gradient += np.matmul(part.basis.T, by_u, out=block_gradient)
+        gradient += np.matmul(part.continuation.T, by_v, out=block_gradient)
     return total, 2 * gradient
 
 

@@ -13,6 +13,8 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 from scipy.special import gammaln, kve
 
+from kedrl_dask.scratch import scratch
+
 __all__ = ["Matern"]
 
 Array = npt.NDArray[Any]
@@ -125,7 +127,7 @@ class Matern:
         centre = y.mean(axis=0) if len(y) else given.type(0)
         x, y = (x - centre).astype(dtype, copy=False), (y - centre).astype(dtype, copy=False)
         rows = max(16, BLOCK_ELEMENTS // max(1, len(y)))
-        work = np.empty((min(rows, len(x)), len(y)), dtype)
+        work = scratch("distances", (min(rows, len(x)), len(y)), dtype)
         distances = self._distances(x, y)
         for start in range(0, len(x), rows):
             block = values[start : start + rows]
@@ -144,14 +146,20 @@ class Matern:
                 t[...] = cdist(x[start : start + len(t)], y)
 
             return by_differences
-        transposed = np.ascontiguousarray(-2 * y.T)
         x_square, y_square = (np.einsum("ij,ij->i", z, z) for z in (x, y))
+        left, right = x, np.ascontiguousarray(-2 * y.T)
+        is_single = x.dtype.itemsize < 8
+        if is_single:
+            # The squares join the product: (x, |x|², 1)·(−2y, 1, |y|²). In double that would cost digits.
+            left = np.column_stack([x, x_square, np.ones_like(x_square)])
+            right = np.vstack([right, np.ones_like(y_square), y_square])
 
         def by_product(start: int, t: Array) -> None:
             rows = slice(start, start + len(t))
-            np.matmul(x[rows], transposed, out=t)
-            t += x_square[rows, None]
-            t += y_square
+            np.matmul(left[rows], right, out=t)
+            if not is_single:
+                t += x_square[rows, None]
+                t += y_square
             np.maximum(t, 0, out=t)
             np.sqrt(t, out=t)
 
@@ -164,7 +172,9 @@ class Matern:
         t *= t.dtype.type((-1 if is_half_integer else 1) * np.sqrt(2 * self.nu))
         if is_half_integer:
             # Below this exp(t) is exactly zero, while the polynomial could overflow.
-            np.maximum(t, t.dtype.type(-800 if t.dtype.itemsize > 4 else -120), out=t)
+            lowest = -800 if t.dtype.itemsize > 4 else -120
+            if not t.min(initial=0) > lowest:
+                np.maximum(t, t.dtype.type(lowest), out=t)
             _half_integer_kernel(int(order), self.sigma**2, t, out)
         else:
             np.multiply(_bessel_correlation(self.nu, t), self.sigma**2, out=out, casting="same_kind")

@@ -19,6 +19,7 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.linalg.lapack import dpstrf
 
 from kedrl_dask.kernels import Matern
+from kedrl_dask.scratch import scratch
 
 __all__ = ["NystromFeatures", "solve_ridge", "whiten"]
 
@@ -102,8 +103,11 @@ class NystromFeatures:
         if out is None:
             out = np.empty((len(inputs), self.rank), self.whitening.dtype)
         phi, h = self.kernel(inputs, self.landmarks, out=out), self.head
-        phi[:, :h] = _times_triangle(phi[:, :h], self.whitening[:h, :h])
-        phi[:, h:] -= phi[:, :h] @ self.coupling
+        head = scratch("head", (len(phi), h), phi.dtype)
+        phi[:, :h] = _times_triangle(phi[:, :h], self.whitening[:h, :h], head)
+        phi[:, h:] -= np.matmul(
+            head, self.coupling, out=scratch("tail", (len(phi), self.rank - h), phi.dtype)
+        )
         return phi
 
     def complete(self, phi: Array, out: Array | None = None) -> Array:
@@ -130,9 +134,8 @@ class NystromFeatures:
         return float(1 - np.einsum("ij,ij->i", psi, psi).mean() / self.kernel.sigma**2)
 
 
-def _times_triangle(x: Array, triangle: Array, out: Array | None = None) -> Array:
-    """x times an upper triangular matrix, without most of its zeros."""
-    out = np.empty_like(x) if out is None else out
+def _times_triangle(x: Array, triangle: Array, out: Array) -> Array:
+    """x times an upper triangular matrix, without most of its zeros, into ``out``."""
     for start in range(0, len(triangle), TRIANGLE_COLUMNS):
         stop = min(start + TRIANGLE_COLUMNS, len(triangle))
         np.matmul(x[:, :stop], triangle[:stop, start:stop], out=out[:, start:stop])

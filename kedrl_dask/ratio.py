@@ -16,6 +16,7 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.kernels import Matern
+from kedrl_dask.scratch import scratch
 
 __all__ = [
     "ULSIF",
@@ -88,10 +89,14 @@ class RatioMoments:
 
 
 def section_means(
-    kernel: Matern, centers: Array, numerators: Array, weights: Array, dtype: npt.DTypeLike = np.float64
+    kernel: Matern, centers: Array, numerators: Array, weights: Array, out: Array | None = None
 ) -> Array:
-    """Kernel sections at the numerator inputs (draws, n, dim), averaged over the draws; (n, b)."""
-    mean, section = np.empty((2, numerators.shape[1], len(centers)), dtype)
+    """Kernel sections at the numerator inputs (draws, n, dim), averaged over the draws; (n, b).
+
+    In the precision of ``out``, if that is given.
+    """
+    mean = np.empty((numerators.shape[1], len(centers))) if out is None else out
+    section = scratch("section", mean.shape, mean.dtype)
     for i, (draw, weight) in enumerate(zip(numerators, weights, strict=True)):
         weighted = replace(kernel, sigma=kernel.sigma * np.sqrt(weight))
         weighted(draw, centers, out=section if i else mean)
@@ -178,6 +183,6 @@ class DensityRatio:
 
     def __call__(self, inputs: Array, dtype: npt.DTypeLike = np.float64) -> Array:
         """η̂ at each row of ``inputs``, from kernel sections in the precision ``dtype``."""
-        sections = np.empty((len(inputs), len(self.centers)), dtype)
+        sections = scratch("section", (len(inputs), len(self.centers)), dtype)
         values = self.kernel(inputs, self.centers, out=sections) @ self.alpha
         return self.scale * (values if self.clip is None else np.minimum(values, self.clip))

@@ -18,6 +18,7 @@ from scipy.special import gammaincinv, ndtri
 from scipy.stats import chi, ortho_group, qmc
 
 from kedrl_dask.kernels import Matern
+from kedrl_dask.scratch import scratch
 
 __all__ = ["METHODS", "as_complex", "frequencies", "kernel_error", "waves"]
 
@@ -75,26 +76,29 @@ def _orthogonal_gaussian(dim: int, n_features: int, rng: np.random.Generator) ->
     return directions * chi.rvs(dim, size=n_features, random_state=rng)[:, None]
 
 
-def waves(points: Array, frequencies: Array, dtype: npt.DTypeLike | None = None) -> Array:
+def waves(points: Array, frequencies: Array, out: Array | None = None) -> Array:
     """exp(iWz) for each row z of ``points``, as cosines and sines in turn; shape (n, 2Q).
 
-    In the precision of the points, unless ``dtype`` is given. Then the points are shifted to their centre
-    first, a rotation that is undone, so that returns far from zero keep their digits.
+    In the precision of the points, or into ``out`` in its own. In another one than theirs the points are
+    shifted to their centre first, a rotation that is undone, so that returns far from zero keep their
+    digits.
     """
     points = np.asarray(points)
     points = points.astype(np.result_type(points, np.float32), copy=False)
-    if dtype is not None and points.dtype != dtype:
+    if out is None:
+        out = np.empty((len(points), 2 * len(frequencies)), points.dtype)
+    dtype, centre = out.dtype, None
+    if points.dtype != dtype:
         centre = points.mean(axis=0, keepdims=True)
-        out = waves((points - centre).astype(dtype), frequencies)
-        rotation = np.exp(1j * (centre @ frequencies.T)).astype(np.result_type(dtype, np.complex64))
+        points = (points - centre).astype(dtype)
+    phase = scratch("phase", (len(points), len(frequencies)), dtype)
+    np.matmul(points, frequencies.T.astype(dtype, copy=False), out=phase)
+    np.cos(phase, out=out[:, 0::2])
+    np.sin(phase, out=out[:, 1::2])
+    if centre is not None:
         rotated = as_complex(out)
-        rotated *= rotation
-        return out
-    phase = points @ frequencies.T.astype(points.dtype, copy=False)
-    out = np.empty((*phase.shape, 2), dtype=phase.dtype)
-    np.cos(phase, out=out[..., 0])
-    np.sin(phase, out=out[..., 1])
-    return out.reshape(len(phase), -1)
+        rotated *= np.exp(1j * (centre @ frequencies.T)).astype(rotated.dtype)
+    return out
 
 
 def as_complex(x: Array) -> Array:

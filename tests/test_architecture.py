@@ -16,7 +16,7 @@ FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
         "criterion", "design", "grid", "kernels", "noise", "nystrom", "operators", "policies", "precondition",
-        "ratio", "solvers", "spectral", "tuning",
+        "ratio", "scratch", "solvers", "spectral", "tuning",
     },
     # Storage and execution.
     2: {

@@ -146,6 +146,14 @@ def test_waves__precision_is_that_of_the_points():
     np.testing.assert_allclose(single, waves(z, w), atol=1e-5)
 
 
+def test_waves__single_precision_far_from_zero_keeps_its_digits():
+    w, z = frequencies(KERNEL, 2, 16), 1e5 + points(7, 2)
+    out = np.empty((7, 32), np.float32)
+    assert waves(z, w, out=out) is out
+    np.testing.assert_allclose(out, waves(z, w), atol=1e-5)
+    assert np.abs(waves(z.astype(np.float32), w) - waves(z, w)).max() > 1e-3
+
+
 def test_waves__integer_points_keep_the_frequencies():
     w = frequencies(KERNEL, 2, 16)
     z = np.array([[0, 1], [2, 3]])
