@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["GROUP_ROWS", "PIECE_GROUPS", "READ_GROUPS", "RowBlock", "even_ranges", "in_groups", "pieces"]
+__all__ = [
+    "GROUP_ROWS",
+    "PIECE_GROUPS",
+    "READ_GROUPS",
+    "Node",
+    "RowBlock",
+    "even_ranges",
+    "fold",
+    "in_groups",
+    "pieces",
+]
 
 #: Rows whose random actions come from one generator, and whose features are in memory at once. Groups
 #: are counted from the first row of the store, so that draws do not depend on how work is divided.
@@ -61,3 +71,31 @@ def even_ranges(n: int, at_most: int) -> list[tuple[int, int]]:
         raise ValueError(f"even_ranges: n is {n} and at_most {at_most}, expected at least 1")
     length = -(-n // -(-n // at_most))
     return [(start, min(start + length, n)) for start in range(0, n, length)]
+
+
+class Node(NamedTuple):
+    """A value combined from the items ``start`` to ``start + size`` in a binary tree."""
+
+    start: int
+    size: int
+    value: Any
+
+
+def fold(nodes: Iterable[Node], combine: Callable[[Any, Any], Any]) -> list[Node]:
+    """Combine neighbours that are the two halves of a node of the binary tree over all items.
+
+    A sum that is folded in parts, anywhere, and the parts then in order, is always the same sum: floating
+    point sums depend on their order.
+
+    Examples
+    --------
+    >>> fold([Node(i, 1, 2**i) for i in range(2, 7)], int.__add__)
+    [Node(start=2, size=2, value=12), Node(start=4, size=2, value=48), Node(start=6, size=1, value=64)]
+    """
+    done: list[Node] = []
+    for node in nodes:
+        done.append(node)
+        while len(done) > 1 and done[-2].size == done[-1].size and done[-2].start % (2 * done[-1].size) == 0:
+            right, left = done.pop(), done.pop()
+            done.append(Node(left.start, 2 * left.size, combine(left.value, right.value)))
+    return done

@@ -33,6 +33,7 @@ __all__ = [
     "ThreadExecutor",
     "default_executor",
     "local_cluster",
+    "one_blas_thread",
     "own_memory",
     "parse_memory",
 ]
@@ -200,6 +201,7 @@ class DistributedExecutor(Executor):
         self._count = 0
         self._driver = (socket.gethostname(), os.getpid())
         self._blas = ThreadpoolController()
+        self._latest: list[Future] = []
 
     @property
     def n_threads(self) -> int:
@@ -238,20 +240,36 @@ class DistributedExecutor(Executor):
         return self._client.submit(_join, pieces, key=key, pure=False, retries=RETRIES)
 
     def _submit(
-        self, function: Callable[..., Any], items: Sequence[Any], shared: tuple[Any, ...]
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        shared: tuple[Any, ...],
+        worker: str | None = None,
     ) -> list[Future]:
-        """One message to the scheduler, whatever the number of items."""
+        """One message to the scheduler, whatever the number of items; others stand in for a lost worker."""
         if not items:
             return []
         n, key = len(items), self._key(function.__name__)
         # As sequences of arguments: keyword arguments that are large become tasks named like them.
         arguments = [[value] * n for value in (function, self._driver, *shared)]
         keys = [f"{key}-{i}" for i in range(n)]
-        return self._client.map(_call, items, *arguments, key=keys, pure=False, retries=RETRIES)
+        where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
+        return self._client.map(_call, items, *arguments, key=keys, pure=False, retries=RETRIES, **where)
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
-        """Futures of the results; each stays on the worker that computed it."""
-        return self._submit(function, items, shared)
+        """Futures of the results; each stays on the worker that computed it.
+
+        Items are dealt out to the threads of all workers: left to itself, Dask would put all of them where
+        the shared values are.
+        """
+        threads = sorted(self._client.nthreads().items())
+        workers = [address for address, n in threads for _ in range(n)]
+        if not workers:
+            return self._submit(function, items, shared)
+        return [
+            self._submit(function, [item], shared, worker=workers[i * len(workers) // len(items)])[0]
+            for i, item in enumerate(items)
+        ]
 
     def map(
         self,
@@ -263,7 +281,11 @@ class DistributedExecutor(Executor):
         """Submit one task per item and gather the results in order."""
         # Workers in this very process, as LocalCluster(processes=False) has, share its BLAS.
         with self._blas.limit(limits=1):
-            return self._gather(self._submit(function, items, shared), advance)
+            futures = self._submit(function, items, shared)
+            # The client holds messages back for 10 ms after each one: word that the last futures can be
+            # forgotten must not go out before the next tasks do.
+            self._latest = futures
+            return self._gather(futures, advance)
 
     def reduce(
         self,
@@ -298,6 +320,13 @@ class DistributedExecutor(Executor):
         except BaseException:
             self._client.cancel(futures)
             raise
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """One BLAS thread in this process: on the small matrices of a driver several wait for each other."""
+    with ThreadpoolController().limit(limits=1):
+        yield
 
 
 def own_memory() -> int:

@@ -14,7 +14,7 @@ from kedrl_dask import persist
 from kedrl_dask.criterion import ReturnSpace, bellman_residual
 from kedrl_dask.diagnostics import diagnose
 from kedrl_dask.division import even_ranges
-from kedrl_dask.execute import Executor, default_executor
+from kedrl_dask.execute import Executor, default_executor, one_blas_thread
 from kedrl_dask.fitting import run_fit, workspace
 from kedrl_dask.kernels import Matern
 from kedrl_dask.plan import Plan
@@ -223,7 +223,7 @@ class KEDRL(BaseEstimator):
         _check_policy(policy, store)
         reporter, executor = Reporter(progress), executor or default_executor()
         plan = checked_plan(settings, store, executor, memory)
-        with workspace(store, cache) as space:
+        with one_blas_thread(), workspace(store, cache) as space:
             fit = run_fit(settings, store, policy, executor, plan, space, reporter)
         self.solution_ = fit.solution
         self.coefficients_ = fit.solution.coefficients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from kedrl_dask import criterion
 from kedrl_dask.costs import Residency
 from kedrl_dask.criterion import Chunk, Penalties, ReturnSpace
+from kedrl_dask.division import Node, fold
 from kedrl_dask.execute import Executor
 from kedrl_dask.passes import Conditioning
 from kedrl_dask.precondition import Coordinates, return_gram
@@ -28,9 +30,9 @@ EXACT = np.dtype(np.float64)
 class BellmanObjective:
     """Value, gradient and products of eq:global_B_objective, as functions of C with B = T_L C.
 
-    One task for each group of chunks. Only the coefficients go out and one matrix per chunk comes back;
-    these are added in the order of the chunks, so that results do not depend on the groups. Gradients are
-    in double precision; products in that of the stored points.
+    One task for each group of chunks. Only the coefficients go out, and a matrix or a few come back: sums
+    over chunks, in a tree that depends on their number alone, so that results do not depend on the groups.
+    Gradients are in double precision; products in that of the stored points.
 
     Parameters
     ----------
@@ -66,9 +68,9 @@ class BellmanObjective:
         shared_points = executor.share(points)
         self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
         self._source: tuple[Any, Residency] = (shared_points, residency)
-        self._chunks: list[Any] = list(groups)
+        self._chunks: list[Any] = _numbered(groups)
         if residency == "resident":
-            self._chunks = executor.hold(_load, groups, shared_points)
+            self._chunks = executor.hold(_load, self._chunks, shared_points)
         self._in_memory: Chunk | None = None
         moment, power = self._sum(criterion.moments)
         right = return_gram(space, power, penalties.mass)
@@ -85,12 +87,12 @@ class BellmanObjective:
         return self._penalties.negative == 0
 
     def _sum(self, function: Callable[..., Any], *shared: Any) -> Any:
-        """Sum of a function over all chunks, in their order."""
+        """Sum of a function over all chunks, always in the same order."""
         groups = self._executor.map(_over_group, self._chunks, *self._source, function, *shared)
-        parts = [part for group in groups for part in group]
-        total = parts[0]
-        for part in parts[1:]:
-            total = tuple(a + b for a, b in zip(total, part, strict=True))
+        nodes = fold([node for group in groups for node in group], _add)
+        total = nodes[0].value
+        for node in nodes[1:]:
+            total = _add(total, node.value)
         return total
 
     def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
@@ -129,18 +131,30 @@ class BellmanObjective:
         return self._with_ridge(value, gradient, coefficients)[1]
 
 
-def _load(ranges: Ranges, points: Conditioning) -> list[Chunk]:
-    return [points.load(rows) for rows in ranges]
+def _numbered(groups: Sequence[Ranges]) -> list[list[tuple[int, tuple[int, int]]]]:
+    """Groups of chunks, each with its number among all."""
+    numbers = count()
+    return [[(next(numbers), rows) for rows in group] for group in groups]
+
+
+def _load(group: list[tuple[int, tuple[int, int]]], points: Conditioning) -> list[tuple[int, Chunk]]:
+    return [(number, points.load(rows)) for number, rows in group]
 
 
 def _over_group(
-    group: Any, points: Conditioning, residency: Residency, function: Callable[..., Any], *shared: Any
-) -> list[Any]:
-    """Apply a chunk function to every chunk of a group: chunks in memory, or ranges to make them from."""
-    if residency == "resident":
-        return [function(chunk, *shared) for chunk in group]
-    make = points.load if residency == "stored" else points.compute
-    return [function(make(rows), *shared) for rows in group]
+    group: list[tuple[int, Any]],
+    points: Conditioning,
+    residency: Residency,
+    function: Callable[..., Any],
+    *shared: Any,
+) -> list[Node]:
+    """Sums of a chunk function over a group: of chunks in memory, or of ranges to make them from."""
+    make = {"resident": lambda chunk: chunk, "stored": points.load, "recomputed": points.compute}[residency]
+    return fold((Node(number, 1, function(make(chunk), *shared)) for number, chunk in group), _add)
+
+
+def _add(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
 def _product(chunk: Chunk, space: ReturnSpace, penalties: Penalties, direction: Array) -> tuple[Array]:

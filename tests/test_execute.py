@@ -73,6 +73,24 @@ def test_hold__handles_serve_again(executor):
         np.testing.assert_array_equal(results, [[0, 1], [1, 2], [4, 5]])
 
 
+def where_am_i(x, shared):
+    return os.getpid()
+
+
+def is_here(home, _):
+    return home == os.getpid()
+
+
+def test_hold__items_are_dealt_out_to_all_workers(client):
+    """Though the shared value is on one of them; and what is held is worked on where it is."""
+    executor = DistributedExecutor(client)
+    shared = executor.share(np.zeros(PIECE_BYTES // 8))
+    held = executor.hold(where_am_i, range(4), shared)
+    homes = client.gather(held)
+    assert homes[0] == homes[1] != homes[2] == homes[3]
+    assert executor.map(is_here, held, 0) == [True] * 4
+
+
 def test_share__larger_than_a_piece(executor):
     value = np.arange(PIECE_BYTES // 8 + 1000, dtype=np.float64)
     (result,) = executor.map(add, [1.0], executor.share(value))

@@ -26,21 +26,23 @@ from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import local_cluster
 from kedrl_dask.nystrom import HEAD, TRIANGLE_COLUMNS
 from kedrl_dask.objective import BellmanObjective, _over_group, _product
+from tests.benchmarks import against
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 SECOND = policies.Gaussian(PAIR.target.weights, bias=0.1, scale=np.exp(-2.4))
 GIB, MIB = 2**30, 2**20
 
 
-def gemm_peak(n_threads, seconds=3.0, size=2_000):
-    """Best rate of float32 matrix products by ``n_threads`` processes of one BLAS thread each, flop/s."""
+def gemm_peak(n_threads, seconds=5.0, size=2_000):
+    """Sustained rate of float32 matrix products by ``n_threads`` processes with one BLAS thread, flop/s."""
     code = (
         "import numpy as np, time\n"
         f"a = np.random.default_rng(0).random(({size}, {size})).astype('f')\n"
-        f"best, end = 0.0, time.perf_counter() + {seconds}\n"
-        "while (start := time.perf_counter()) < end:\n"
-        f"    a @ a\n    best = max(best, 2 * {size}**3 / (time.perf_counter() - start))\n"
-        "print(best)"
+        "a @ a\n"
+        "n, start = 0, time.perf_counter()\n"
+        f"while time.perf_counter() < start + {seconds}:\n"
+        "    a @ a\n    n += 1\n"
+        f"print(2 * {size}**3 * n / (time.perf_counter() - start))"
     )
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     running = [
@@ -69,61 +71,53 @@ class PeakMemory(threading.Thread):
                     continue
             self.total = max(self.total, own.memory_info().rss + sum(children))
             self.child = max(self.child, max(children, default=0))
-            time.sleep(0.1)
+            time.sleep(0.5)
 
 
 def timed_group(group, points, residency, *arguments):
-    """Seconds inside a task, without what it takes to get there."""
+    """Seconds inside a task, without what it takes to get there; and its result."""
     start = time.perf_counter()
-    _over_group(group, points, residency, *arguments)
-    return time.perf_counter() - start
+    result = _over_group(group, points, residency, *arguments)
+    return time.perf_counter() - start, result
 
 
-class TimedObjective(BellmanObjective):
-    """Measures products as the solver sees them, and alone."""
+class CapturedObjective(BellmanObjective):
+    """Remembers itself."""
 
     latest = None
 
     def __init__(self, *arguments):
-        self.seconds = []
         super().__init__(*arguments)
-        TimedObjective.latest = self
+        CapturedObjective.latest = self
 
-    def product(self, direction):
-        start = time.perf_counter()
-        image = super().product(direction)
-        self.seconds.append(time.perf_counter() - start)
-        return image
-
-    def inside(self, repeats=10):
-        """Median over repeats of the slowest task's time for a product."""
-        direction = self._executor.share(np.ones(self.shape, self._points.dtype))
-        arguments = (_product, self._spaces[self._points.dtype], self._penalties, direction)
-        slowest = [
-            max(self._executor.map(timed_group, self._chunks, *self._source, *arguments))
-            for _ in range(repeats)
-        ]
-        return float(np.median(slowest))
+    def products(self, repeats=30):
+        """Shares of a product's time: in tasks as a mean over threads, and lost around the slowest."""
+        n_tasks, wall, inside, lost = len(self._chunks), [], [], []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            direction = self._executor.share(np.ones(self.shape, self._points.dtype))
+            arguments = (_product, self._spaces[self._points.dtype], self._penalties, direction)
+            times = self._executor.map(timed_group, self._chunks, *self._source, *arguments)
+            wall.append(time.perf_counter() - start)
+            inside.append(sum(seconds for seconds, _ in times) / n_tasks)
+            lost.append(1 - max(seconds for seconds, _ in times) / wall[-1])
+        return {"product": np.median(wall), "inside": np.median(inside), "overhead": np.median(lost)}
 
 
 def run_one(store, n_workers, second):
     """Fit in this process with worker processes; returns plain numbers."""
-    fitting.BellmanObjective = TimedObjective
+    fitting.BellmanObjective = CapturedObjective
     peak = PeakMemory()
     model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, n_conditioning=20_000)
     with tempfile.TemporaryDirectory(dir=Path(store).parent) as cache, local_cluster(n_workers) as executor:
         plan = model.plan(store, executor=executor)
         model.fit(store, PAIR.target, executor=executor, cache=cache, progress="none")
-        objective = TimedObjective.latest
-        out = {
+        out = CapturedObjective.latest.products() | {
             "sizes": model.diagnostics_["sizes"],
             "seconds": model.diagnostics_["seconds"],
             "planned_seconds": {stage.name: stage.seconds for stage in plan.stages},
             "planned_memory": plan.memory,
             "products": model.solution_.n_products,
-            "product": float(np.median(objective.seconds)),
-            "inside": objective.inside(),
-            "iteration": model.diagnostics_["seconds"]["solver"] / model.solution_.n_products,
             "largest_worker": peak.child,
             "all_processes": peak.total,
         }
@@ -190,8 +184,7 @@ def report(runs, peak):
     print(f"{'pass, of GEMM peak':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
     rates = {n: product_flop(run["sizes"]) / run["inside"] / peak for n, run in runs.items()}
     print(f"{'product, of GEMM peak':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
-    overhead = {n: 1 - run["inside"] / run["product"] for n, run in runs.items()}
-    print(f"{'overhead of a product':<24}" + "".join(f"{value:>14.0%}" for value in overhead.values()))
+    print(f"{'overhead of a product':<24}" + "".join(f"{run['overhead']:>14.0%}" for run in runs.values()))
     sizes = list(runs)
     for small, large in pairwise(sizes):
         times = [runs[n]["seconds"]["streaming pass"] for n in (large, small)]
@@ -215,7 +208,9 @@ def main():
         print(json.dumps(run_one(options.child, options.workers, options.second)))
         return
     peak = gemm_peak(options.workers)
-    print(f"{options.workers} workers of one thread; float32 GEMM peak {peak / 1e9:.0f} Gflop/s together")
+    alone = gemm_peak(1)
+    together = f"{peak / 1e9:.0f} Gflop/s together, {peak / alone:.2f} × one"
+    print(f"{options.workers} workers of one thread; sustained float32 GEMM {together}", flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         runs = {}
         for n in options.transitions:
@@ -229,6 +224,8 @@ def main():
         for stage in ("streaming pass", "solver"):
             ratio = alone["seconds"][stage] / together["seconds"][stage]
             print(f"{middle:,}: {options.workers} workers against one, {stage}: {ratio:.2f} × faster")
+        if options.dense:
+            against.compare(folder)
 
 
 if __name__ == "__main__":
