@@ -230,7 +230,7 @@ def _stream(
 
     def make(missing: dict[str, Path]) -> None:
         stores = {
-            kind: ArrayStore.create(path, SUMS_KIND, parts[kind], sizes, {"block": 1})
+            kind: ArrayStore.create(path, SUMS_KIND, parts[kind], sizes, {"block": 1}, compressed=False)
             for kind, path in missing.items()
         }
         task = StreamingPass(
@@ -290,7 +290,8 @@ def _condition(
 
     def create(path: Path, specs: Any) -> ArrayStore:
         specs = [replace(s, dtype=dtype.name) if s.name in stored else s for s in specs]
-        return ArrayStore.create(path, CONDITIONING_KIND, specs, sizes, {"point": ranges[0][1]})
+        chunks = {"point": ranges[0][1]}
+        return ArrayStore.create(path, CONDITIONING_KIND, specs, sizes, chunks, compressed=False)
 
     def make(missing: dict[str, Path]) -> None:
         stores = [create(missing["conditioning-policy"], CONDITIONING_CONTINUATION)]

@@ -98,6 +98,7 @@ class ArrayStore:
         sizes: Mapping[str, int],
         chunks: Mapping[str, int],
         attributes: Mapping[str, Any] | None = None,
+        compressed: bool = True,
     ) -> ArrayStore:
         """Create the group and its arrays, filled with zeros.
 
@@ -115,6 +116,8 @@ class ArrayStore:
             Chunk length by dimension name. Dimensions not named are one chunk.
         attributes : mapping, optional
             Further attributes of the group, JSON values.
+        compressed : bool
+            Whether chunks are compressed; it takes time, and results of computations hardly shrink.
         """
         path = check_vacant(path)
         specs = tuple(specs)
@@ -130,6 +133,7 @@ class ArrayStore:
                 chunks=tuple(max(1, chunks.get(dim, sizes[dim])) for dim in spec.dims),
                 dtype=spec.dtype,
                 fill_value=0,
+                compressors="auto" if compressed else None,
                 dimension_names=spec.dims,
                 attributes={"meaning": spec.meaning},
             )

@@ -113,7 +113,7 @@ class TransitionStore:
         episode: npt.ArrayLike,
         step: npt.ArrayLike,
         terminated: npt.ArrayLike | None = None,
-        chunk_rows: int = 65_536,
+        chunk_rows: int = 16_384,
     ) -> TransitionStore:
         """Store arrays in memory; rows may come in any order.
 
@@ -152,7 +152,7 @@ class TransitionStore:
 
     @classmethod
     def writer(
-        cls, path: PathLike, *, state_dim: int, action_dim: int, reward_dim: int, chunk_rows: int = 65_536
+        cls, path: PathLike, *, state_dim: int, action_dim: int, reward_dim: int, chunk_rows: int = 16_384
     ) -> Writer:
         """Begin a new store that is filled piece by piece; use it in a ``with`` statement.
 
