@@ -86,7 +86,7 @@ class Plan:
         saved = {name: self.memory - self._with(name, 0.5).memory for name in ADJUSTABLE}
         names = sorted(saved, key=lambda key: -saved[key])
         for name in names[:2]:
-            for share in (0.75, 0.5, 0.35, 0.25, 0.15, 0.1):
+            for share in (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.01):
                 smaller = self._with(name, share)
                 if smaller.memory <= self.budget:
                     change = f"{self._value(name):,} to {smaller._value(name):,}"

@@ -1,0 +1,198 @@
+"""The plan: what it counts, what it refuses, and that fits stay within it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kedrl_dask import KEDRL, TransitionStore
+from kedrl_dask.costs import NOMINAL, Sizes
+from kedrl_dask.division import GROUP_ROWS, PIECE_GROUPS, Node, RowBlock, fold, in_groups, pieces
+from kedrl_dask.execute import ThreadExecutor, parse_memory
+from kedrl_dask.plan import PlanError, make_plan
+from tests.conftest import make_episodes
+
+GIB = 2**30
+SIZES = Sizes(
+    n_rows=10_204_082, n_transitions=10_000_000, state_dim=5, action_dim=1, reward_dim=3, chunk_rows=16_384,
+    n_blocks=40, n_atoms=100, n_basis=250, n_landmarks=500, n_features=256, n_conditioning=20_000,
+    chunk_points=2_500, n_draws=3, n_centers=0, has_terminal=False, itemsize=4,
+)  # fmt: skip
+
+
+def plan(budget=4 * GIB, n_workers=2, n_threads=1, **sizes):
+    return make_plan(replace(SIZES, **sizes), NOMINAL, n_workers, n_threads, budget)
+
+
+def stage(of, name):
+    return next(s for s in of.stages if s.name == name)
+
+
+def test_plan__memory_does_not_depend_on_the_number_of_transitions():
+    small, large = plan(n_transitions=100_000, n_rows=102_041), plan()
+    assert small.memory == large.memory
+    assert stage(large, "streaming pass").flop == 100 * stage(small, "streaming pass").flop
+
+
+def test_plan__time_is_linear_in_transitions_and_shared_by_workers():
+    passes = [
+        stage(plan(n_transitions=n, n_rows=n, n_workers=w), "streaming pass").seconds
+        for n, w in ((10**6, 1), (10**7, 1), (10**7, 2))
+    ]
+    assert 8 < passes[1] / passes[0] <= 11
+    assert passes[1] / passes[2] == pytest.approx(2, rel=0.01)
+
+
+def test_plan__ratio_has_a_stage_of_its_own():
+    names = [s.name for s in plan(n_centers=500).stages]
+    assert names == [
+        "design",
+        "density ratio",
+        "streaming pass",
+        "regression",
+        "conditioning points",
+        "solver",
+    ]
+    assert "density ratio" not in [s.name for s in plan().stages]
+
+
+def test_residency__resident_while_it_fits():
+    assert plan().residency == "resident"
+    many = {"n_conditioning": 5_000_000}
+    assert plan(budget=64 * GIB, **many).residency == "resident"
+    tight = plan(**many)
+    assert tight.residency == "stored"
+    assert tight.memory <= 4 * GIB
+    # Where disks are slow and cores fast, it is cheaper to compute the points again.
+    slow_disk = replace(NOMINAL, stored=1e6)
+    assert make_plan(replace(SIZES, **many), slow_disk, 2, 1, 4 * GIB).residency == "recomputed"
+
+
+def test_check__refusal_names_stage_budget_and_setting():
+    with pytest.raises(
+        PlanError, match=r"in the stage .* the budget is 1\.0 GiB; lower n_features from 50,000 to"
+    ):
+        plan(budget=GIB, n_features=50_000).check()
+    with pytest.raises(PlanError, match="lower n_landmarks from 20,000 to"):
+        plan(budget=4 * GIB, n_landmarks=20_000).check()
+    with pytest.raises(PlanError, match="raise memory"):
+        plan(budget=1_000).check()
+    plan().check()
+
+
+def test_check__advice_fits():
+    """What the message advises is within the budget."""
+    over = plan(budget=GIB, n_features=50_000)
+    with pytest.raises(PlanError) as error:
+        over.check()
+    advised = str(error.value).rpartition(" to ")[2].removesuffix(", or raise memory")
+    advised = int(advised.replace(",", ""))
+    plan(budget=GIB, n_features=advised).check()
+
+
+def test_check__disk():
+    assert plan().disk > 10**8
+    with pytest.raises(PlanError, match=r"would write up to .* are free; give fit"):
+        plan().check(free_disk=10**6)
+
+
+def test_repr__a_table_with_a_line_for_every_stage():
+    text, html = repr(plan()), plan()._repr_html_()
+    for name in ("design", "streaming pass", "regression", "conditioning points", "solver", "in all"):
+        assert f"\n{name}" in text
+        assert f"<td>{name}</td>" in html
+    assert "10,000,000 transitions on 2 worker(s) of 1 thread(s), 4.0 GiB each" in text
+    json.dumps(plan().to_dict())
+
+
+@pytest.mark.parametrize(("given", "expected"), [(2**30, 2**30), ("2 GiB", 2**31), ("500MB", 5 * 10**8)])
+def test_parse_memory(given, expected):
+    assert parse_memory(given) == expected
+
+
+@pytest.mark.parametrize("given", ["lots", "-1 GiB", 0])
+def test_parse_memory__refused(given):
+    with pytest.raises(ValueError, match="memory must be a number of bytes"):
+        parse_memory(given)
+
+
+def test_pieces__cover_a_block_and_begin_where_groups_do():
+    length = GROUP_ROWS * PIECE_GROUPS
+    block = RowBlock(3, 1_000, 2 * length + 5)
+    cut = pieces(block)
+    assert [cut[0].start, cut[-1].stop] == [1_000, 2 * length + 5]
+    assert [piece.stop for piece in cut[:-1]] == [piece.start for piece in cut[1:]] == [length, 2 * length]
+    assert pieces(RowBlock(0, 5, 10)) == [RowBlock(0, 5, 10)]
+
+
+@pytest.mark.parametrize("n_items", [1, 5, 8, 13])
+def test_fold__groups_do_not_change_the_order_of_the_sum(n_items):
+    """Exactly: these sums depend on their order."""
+    values = np.random.default_rng(0).standard_normal(n_items) * 10.0 ** np.arange(n_items)
+
+    def total(n_groups):
+        nodes = [Node(i, 1, value) for i, value in enumerate(values)]
+        parts = [node for group in in_groups(nodes, n_groups) for node in fold(group, float.__add__)]
+        return sum(node.value for node in fold(parts, float.__add__))
+
+    assert len({total(n) for n in range(1, n_items + 1)}) == 1
+    assert total(1) == pytest.approx(values.sum())
+
+
+def test_model_plan__measures_and_does_not_fit(tmp_path):
+    store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(30, 9))
+    model = KEDRL(0.6, n_atoms=10)
+    measured = model.plan(store, executor=ThreadExecutor(2), memory="2 GiB")
+    assert measured.budget == 2 * GIB
+    assert measured.sizes.n_transitions == store.n_transitions
+    assert measured.machine.gemm > 1e8
+    assert measured.machine.evaluations > 1e6
+    assert measured.machine.rows > 1e2
+    assert not hasattr(model, "coefficients_")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_fit__over_budget_is_refused_before_work(tmp_path, policy):
+    store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(30, 9))
+    with pytest.raises(PlanError, match="raise memory"):
+        KEDRL(0.6, n_features=10**6).fit(store, policy, memory="1 GiB", progress="none")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+MEASURE = """
+import json, resource, sys
+from kedrl_dask import KEDRL
+from kedrl_dask.datasets import simulation
+from kedrl_dask.execute import ThreadExecutor
+pair = simulation.PAIRS["uniform-gaussian"]
+store = simulation.write(sys.argv[1], pair, 60_000)
+settings = json.loads(sys.argv[2])
+model = KEDRL(0.7, return_kernel=pair.settings.kernel, **settings)
+model.fit(store, pair.target, executor=ThreadExecutor(2), progress="none")
+plan = model.diagnostics_["plan"]
+print(json.dumps([plan["memory"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"n_features": 1024, "n_basis": 500, "n_landmarks": 800, "n_conditioning": 30_000},
+        {"continuation": "ratio", "precision": "double", "n_features": 512},
+    ],
+    ids=["default", "large", "ratio"],
+)
+def test_measured_memory__within_the_projected(settings, tmp_path):
+    """A fit in a process of its own; and the plan is no wild guess."""
+    settings = {"solver": "pcg", "n_conditioning": 20_000} | settings
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "store"), json.dumps(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    projected, measured = json.loads(done.stdout.splitlines()[-1])
+    assert measured <= projected
+    assert projected < 3 * measured
