@@ -71,8 +71,8 @@ def _fingerprint(facts: Facts) -> str:
 
 def _plain(value: Any) -> Any:
     """What JSON does not know: arrays by their digest, other objects by their fields."""
-    if isinstance(value, np.ndarray):
-        return digest(value).hex()
     if isinstance(value, np.generic):
         return value.item()
+    if hasattr(value, "__array__"):
+        return digest(np.asarray(value)).hex()
     return {"class": type(value).__name__, **vars(value)}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.cache import Cache
 from kedrl_dask.design import clusters
 from kedrl_dask.kernels import Matern
+from kedrl_dask.passes import CONDITIONING_KIND
+from kedrl_dask.schema import CONDITIONING_INPUTS
 from kedrl_dask.settings import Settings
+from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["choose_conditioning"]
+__all__ = ["choose_conditioning", "find_conditioning"]
 
 Array = npt.NDArray[Any]
 
@@ -46,6 +51,29 @@ def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Mate
     sample = _draw_inputs(store, settings.n_clustered(store.n_transitions), rng)
     centers, counts = clusters(kernel.scale(sample), n_points, settings.random_state)
     return centers * np.asarray(kernel.length_scale), counts / len(sample)
+
+
+def find_conditioning(
+    settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache
+) -> tuple[Array, Array]:
+    """The same, or what was chosen before for the same data, settings and kernel."""
+    facts = {
+        "data": store.fingerprint,
+        "seed": settings.random_state,
+        "kernel": kernel,
+        "how": [settings.n_conditioning, settings.conditioning],
+    }
+
+    def make(path: Path) -> None:
+        inputs, weights = choose_conditioning(settings, store, kernel)
+        sizes = {"point": len(inputs), "input_dim": inputs.shape[1]}
+        filed = ArrayStore.create(path, CONDITIONING_KIND, CONDITIONING_INPUTS, sizes, {}, compressed=False)
+        filed.write("input", 0, inputs)
+        filed.write("weight", 0, weights)
+        filed.finish()
+
+    filed = ArrayStore.open(cache.get("conditioning-inputs", facts, make), CONDITIONING_KIND)
+    return filed.read("input"), filed.read("weight")
 
 
 def _draw_inputs(store: TransitionStore, n: int, rng: np.random.Generator) -> Array:

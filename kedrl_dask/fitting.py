@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kedrl_dask import ratio as ratios
 from kedrl_dask.cache import Cache, Facts
 from kedrl_dask.choices import TUNING_SAMPLE, Choices, make_choices
-from kedrl_dask.conditioning import choose_conditioning
+from kedrl_dask.conditioning import find_conditioning
 from kedrl_dask.criterion import Penalties, ReturnSpace
 from kedrl_dask.division import RowBlock, in_groups, pieces
 from kedrl_dask.execute import Executor
@@ -280,7 +280,7 @@ def _condition(
 ) -> Conditioning:
     """Choose the conditioning points and evaluate the operators there."""
     n_points = ranges[-1][1]
-    inputs, weights = choose_conditioning(settings, store, operators.kernel)
+    inputs, weights = find_conditioning(settings, store, operators.kernel, cache)
     specs = [s for s in CONDITIONING if s.name != "terminal_waves" or operators.terminal is not None]
     stored = {"basis", "reward_waves", "terminal_waves", "continuation"}
     dtype = settings.dtype

@@ -11,6 +11,7 @@ __all__ = [
     "BLOCK_SCALARS",
     "CONDITIONING",
     "CONDITIONING_CONTINUATION",
+    "CONDITIONING_INPUTS",
     "CONTINUATION_SUMS",
     "INPUT_SUMS",
     "MODEL",
@@ -101,9 +102,12 @@ BLOCK_SCALARS = (
 
 # What the criterion needs of the conditioning points, in the precision of its products; T is the whitening of
 # the basis. The last array depends on the policy and is stored by itself.
-CONDITIONING: tuple[ArraySpec, ...] = (
+CONDITIONING_INPUTS: tuple[ArraySpec, ...] = (
     ArraySpec("input", ("point", "input_dim"), "float64", "state and action of the conditioning point"),
     ArraySpec("weight", ("point",), "float64", "weight of the point in the criterion; they sum to one"),
+)
+CONDITIONING: tuple[ArraySpec, ...] = (
+    *CONDITIONING_INPUTS,
     ArraySpec("mass", ("point",), "float64", "sum of the conditional weights Gamma"),
     ArraySpec("basis", ("point", "basis"), "float64", "T^T k_L, the kernel with the state-action basis"),
     ArraySpec("reward_waves", ("point", "wave"), "float64", "rho, real and imaginary in turn"),

@@ -94,6 +94,7 @@ def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, policy, t
     assert {name.rpartition("-")[0] for name in new} <= {
         "continuation",
         "conditioning",
+        "conditioning-inputs",
         "conditioning-policy",
     }
     # The same fit again writes nothing, and streams nothing.
@@ -178,7 +179,7 @@ def test_fit__leaves_nothing_behind_unless_asked(store, policy, tmp_path):
     kinds = {path.name.rpartition("-")[0] for path in (tmp_path / "cache").iterdir()}
     assert kinds == {
         "sample", "points", "returns", "inputs", "rewards", "continuation", "conditioning",
-        "conditioning-policy",
+        "conditioning-inputs", "conditioning-policy",
     }  # fmt: skip
 
 
