@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kedrl_dask import progress
-from kedrl_dask.plan import even_ranges
+from kedrl_dask.division import even_ranges
 from kedrl_dask.progress import Reporter
 
 
