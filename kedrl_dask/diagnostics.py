@@ -46,7 +46,7 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
             "conditioning": len(fit.gamma_mass),
         },
         "precision": model.precision,
-        "plan": {"memory": fit.plan.memory, "budget": fit.plan.budget, "residency": fit.plan.residency},
+        "residency": fit.plan.residency,
         "data": store.fingerprint,
         "policy": repr(policy),
         "input_kernel": choices.features.kernel.to_dict(),

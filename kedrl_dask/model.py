@@ -120,6 +120,8 @@ class KEDRL(BaseEstimator):
         Φ_L, ρ and ΣΓ at any input.
     ratio_ : DensityRatio or None
         η̂, with ``continuation="ratio"``.
+    plan_ : Plan
+        What the fit was projected to take; not saved.
     """
 
     def __init__(
@@ -229,7 +231,7 @@ class KEDRL(BaseEstimator):
         self.coefficients_ = fit.solution.coefficients
         self.grid_, self.basis_ = fit.choices.grid, fit.choices.basis.landmarks
         self.frequencies_ = fit.choices.frequencies
-        self.operators_, self.ratio_ = fit.operators, fit.ratio
+        self.operators_, self.ratio_, self.plan_ = fit.operators, fit.ratio, fit.plan
         self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
         self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
         with reporter.stage("diagnostics"):

@@ -174,8 +174,7 @@ store = simulation.write(sys.argv[1], pair, 60_000)
 settings = json.loads(sys.argv[2])
 model = KEDRL(0.7, return_kernel=pair.settings.kernel, **settings)
 model.fit(store, pair.target, executor=ThreadExecutor(2), progress="none")
-plan = model.diagnostics_["plan"]
-print(json.dumps([plan["memory"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+print(json.dumps([model.plan_.memory, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
 """
 
 
