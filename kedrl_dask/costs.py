@@ -30,12 +30,14 @@ MIB, DOUBLE = 2**20, 8
 DESIGN_SAMPLE = 20_000
 #: Products that preconditioned conjugate gradients usually take; a fit counts its own.
 USUAL_PRODUCTS = 100
+#: Folds of the cross-validation over blocks of episodes.
+N_FOLDS = 5
 #: Share of the flop rate of square matrices that the passes and the products reach.
 EFFICIENCY = 0.75
 #: Seconds that a task costs beside its work.
 TASK_SECONDS = 0.004
 #: Allocators keep more than is in use, and libraries need room of their own.
-SLACK, HEADROOM = 1.25, 96 * MIB
+SLACK, HEADROOM = 1.4, 128 * MIB
 
 
 @dataclass(frozen=True)
@@ -219,15 +221,19 @@ def streaming(crew: Crew) -> Stage:
 def regression(crew: Crew) -> Stage:
     """Cross-validation over five folds of sums, by the driver."""
     s, r = crew.sizes, crew.sizes.n_landmarks
-    flop = 5 * (10.0 * r**3 + 4 * r * r * (s.n_basis + s.waves)) + 2.0 * r * r * (s.n_basis + s.waves)
-    memory = DOUBLE * (3 * 5 * s.sums + 2 * s.sums + 6 * r * r)
+    flop = N_FOLDS * (10.0 * r**3 + 4 * r * r * (s.n_basis + s.waves)) + 2.0 * r * r * (s.n_basis + s.waves)
+    # The folds, completed, scaled, side by side and merged again.
+    memory = DOUBLE * (5 * N_FOLDS * s.sums + 2 * s.sums + 6 * r * r)
     own = _process(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
     seconds = 2 * flop / crew.machine.exact_gemm + DOUBLE * s.n_blocks * s.sums / 5e8
     return Stage("regression", 1, flop, 0, seconds, own, 0)
 
 
-def _operators(s: Sizes) -> int:
-    return DOUBLE * s.n_landmarks * (s.n_basis + s.waves + 1)
+def _operators(crew: Crew) -> int:
+    """Coefficients of the regression, twice; and its sums, where the driver is the worker."""
+    s = crew.sizes
+    kept = N_FOLDS * s.sums if crew.n_workers == 1 else 0
+    return DOUBLE * (2 * s.n_landmarks * (s.n_basis + s.waves + 1) + kept)
 
 
 def _evaluation(s: Sizes) -> tuple[float, int, int]:
@@ -245,7 +251,7 @@ def conditioning(crew: Crew) -> Stage:
     # In double precision, whatever that of the products: half the rate.
     seconds = _parallel(crew, 2 * flop * s.n_conditioning, 3 * evaluations * s.n_conditioning, 0, tasks)
     inputs = DOUBLE * (s.state_dim + s.action_dim + 2) * s.n_conditioning
-    memory = _process(crew, crew.n_threads * s.chunk_points * held, 2 * _operators(s), _shared(s), 4 * inputs)
+    memory = _process(crew, crew.n_threads * s.chunk_points * held, _operators(crew), _shared(s), 4 * inputs)
     counts = flop * s.n_conditioning, float(evaluations * s.n_conditioning)
     return Stage("conditioning points", tasks, *counts, seconds, memory, s.n_conditioning * s.point + inputs)
 
@@ -270,7 +276,7 @@ def solver(crew: Crew, residency: Residency) -> Stage:
     # Sums over chunks are folded as they come.
     partial = DOUBLE * s.n_basis * s.n_atoms * (-(-s.n_conditioning // s.chunk_points)).bit_length()
     held = resident if residency == "resident" else crew.n_threads * 2 * chunk
-    shared = 2 * _operators(s) + _shared(s)
+    shared = _operators(crew) + _shared(s)
     memory = _process(crew, held, crew.n_threads * features, 3 * partial, shared)
     counts = USUAL_PRODUCTS * per_product, USUAL_PRODUCTS * evaluations
     return Stage("solver", tasks, *counts, USUAL_PRODUCTS * seconds, memory, 0)

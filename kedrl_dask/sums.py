@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.costs import N_FOLDS
 from kedrl_dask.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.passes import SUMS_KIND, combine_scalars
@@ -20,9 +21,6 @@ from kedrl_dask.tuning import RIDGES, BlockSums, cross_validate_ridge
 __all__ = ["RegressionSums", "choose_ridge", "recalibrate", "regress"]
 
 Array = npt.NDArray[Any]
-
-#: Folds of the cross-validation over blocks of episodes.
-N_FOLDS = 5
 
 
 @dataclass(frozen=True)
