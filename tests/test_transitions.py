@@ -722,7 +722,7 @@ def test_repr__shows_what_is_stored(tmp_path):
     text = repr(store)
     for words in (
         str(tmp_path),
-        "1,500 in chunks of 65,536",
+        "1,500 in chunks of 16,384",
         "1,499, of which terminal 1",
         "state 2, action 1",
     ):
