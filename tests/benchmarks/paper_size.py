@@ -15,7 +15,7 @@ from pathlib import Path
 from kedrl_dask import KEDRL
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import CPU_COUNT, ThreadExecutor, local_cluster
-from tests.benchmarks.scale import gemm_peak, product_flop
+from tests.benchmarks.scale import gemm_rate, product_flop
 
 
 def peak_memory():
@@ -39,7 +39,7 @@ def main():
         n_features=options.features,
         n_conditioning=options.transitions,
     )
-    peak = gemm_peak(options.workers or CPU_COUNT)
+    peak = gemm_rate(options.workers or CPU_COUNT)
     before = peak_memory()[0]
     with tempfile.TemporaryDirectory() as folder:
         store = simulation.write(Path(folder) / "store", pair, options.transitions)
