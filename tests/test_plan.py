@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,18 +166,19 @@ def test_fit__over_budget_is_refused_before_work(tmp_path, policy):
 
 
 MEASURE = """
-import json, resource, sys
+import json, sys
 from kedrl_dask import KEDRL
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.solvers import PCG
+from tests.memory import peak_memory
 pair = simulation.PAIRS["uniform-gaussian"]
 store = simulation.write(sys.argv[1], pair, 60_000)
 settings = json.loads(sys.argv[2])
 # Memory does not depend on the number of iterations.
 model = KEDRL(0.7, return_kernel=pair.settings.kernel, solver=PCG(max_iterations=3), **settings)
 model.fit(store, pair.target, executor=ThreadExecutor(2), progress="none")
-print(json.dumps([model.plan_.memory, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+print(json.dumps([model.plan_.memory, peak_memory()]))
 """
 
 
@@ -192,7 +194,8 @@ print(json.dumps([model.plan_.memory, resource.getrusage(resource.RUSAGE_SELF).r
 def test_measured_memory__within_the_projected(settings, tmp_path):
     """A fit in a process of its own; and the plan is no wild guess."""
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "store"), json.dumps(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     projected, measured = json.loads(done.stdout.splitlines()[-1])
     assert measured <= projected
     assert projected < 3 * measured

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.objective import BellmanObjective
 from kedrl_dask.solvers import PCG, AdamW
 from kedrl_dask.spectral import waves
+from tests.memory import peak_memory
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 #: λ_Γ and λ_B, given so that all ways minimise the same criterion.
@@ -99,7 +99,7 @@ def dense(store):
     model, _ = fit(store, PCG(max_iterations=1))
     like, t = captured[0], store.transitions()
     basis, whitening = like._points.basis, like.whitening
-    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
     kernel, n = model.input_kernel_, len(t)
     actions, weights = PAIR.target.draws(t.next_state, 2)
     kappa = sum(
@@ -120,18 +120,17 @@ def dense(store):
     clocked = Clocked(PCG(tolerance=1e-5))
     clocked.start = start
     clocked.solve(DenseProblem(basis(t.inputs), phi, h, g, space, like))
-    return clocked.values, before
+    return clocked.values
 
 
 def run(way, path):
     store = simulation.TransitionStore.open(path)
-    before = 0
     if way == "dense":
-        values, before = dense(store)
+        values = dense(store)
     else:
         solver = PCG() if way == "pcg" else AdamW(batch_size=150, learning_rate=3e-4)
         _, values = fit(store, solver)
-    return {"values": values, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, "before": before}
+    return {"values": values, "memory": peak_memory()}
 
 
 def compare(folder, n_transitions=14_700):
@@ -151,7 +150,7 @@ def compare(folder, n_transitions=14_700):
         seconds = r["values"][-1][0]
         # Of values that rise and fall, the first as small as the target counts.
         reached = next((s for s, value in r["values"] if value <= 1.001 * best["adamw"]), np.inf)
-        text = f"{way:<6} {seconds:7.1f} s {r['memory'] / 1024:8,.0f} MiB  {best[way]:.4e}"
+        text = f"{way:<6} {seconds:7.1f} s {r['memory'] / 2**20:8,.0f} MiB  {best[way]:.4e}"
         print(f"{text}  AdamW's smallest value after {reached:.1f} s")
 
 

@@ -8,22 +8,14 @@ single precision, though some gradients of the solver are in double.
 from __future__ import annotations
 
 import argparse
-import resource
 import tempfile
 from pathlib import Path
 
 from kedrl_dask import KEDRL
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import CPU_COUNT, ThreadExecutor, local_cluster
-from tests.benchmarks.scale import gemm_rate, product_flop
-
-
-def peak_memory():
-    """Largest resident set of this process, and of any child, in bytes."""
-    own, children = (
-        resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    return own, children
+from tests.benchmarks.scale import PeakMemory, gemm_rate, product_flop
+from tests.memory import peak_memory
 
 
 def main():
@@ -40,7 +32,7 @@ def main():
         n_conditioning=options.transitions,
     )
     peak = gemm_rate(options.workers or CPU_COUNT)
-    before = peak_memory()[0]
+    before, workers = peak_memory(), PeakMemory()
     with tempfile.TemporaryDirectory() as folder:
         store = simulation.write(Path(folder) / "store", pair, options.transitions)
         if options.workers:
@@ -48,10 +40,10 @@ def main():
                 model.fit(store, pair.target, executor=executor, progress="none")
         else:
             model.fit(store, pair.target, executor=ThreadExecutor(), progress="none")
-    report(model, peak, before, options.workers)
+    report(model, peak, before, workers.child)
 
 
-def report(model, peak, before, n_workers):
+def report(model, peak, before, largest_worker):
     sizes, seconds, solution = model.diagnostics_["sizes"], model.diagnostics_["seconds"], model.solution_
     n, m_points, m = sizes["transitions"], sizes["conditioning"], sizes["atoms"]
     print("  ".join(f"{name} {value:,}" for name, value in sizes.items()))
@@ -61,10 +53,10 @@ def report(model, peak, before, n_workers):
     rate = product_flop(sizes) * solution.n_products / seconds["solver"]
     print(f"solver: {solution.n_products} products to {solution.certificate:.1e}")
     print(f"solver {rate / 1e9:.0f} Gflop/s of {peak / 1e9:.0f} Gflop/s float32 GEMM: {rate / peak:.0%}")
-    own, children = peak_memory()
     mib = 2**20
-    print(f"peak memory: this process {own / mib:,.0f} MiB ({before / mib:,.0f} before the fit)", end="")
-    print(f", largest worker {children / mib:,.0f} MiB" if n_workers else "")
+    own = f"{peak_memory() / mib:,.0f} MiB ({before / mib:,.0f} before the fit)"
+    print(f"peak memory: this process {own}", end="")
+    print(f", largest worker {largest_worker / mib:,.0f} MiB" if largest_worker else "")
     for name, size in (("N×N", n * n), ("N×M", n * m_points), ("M×m×m", m_points * m * m)):
         print(f"a float64 array {name} alone would be {8 * size / mib:,.0f} MiB")
 
