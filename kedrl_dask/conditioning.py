@@ -17,7 +17,7 @@ from kedrl_dask.settings import Settings
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["choose_conditioning", "find_conditioning"]
+__all__ = ["choose_conditioning", "file_conditioning", "find_conditioning"]
 
 Array = npt.NDArray[Any]
 
@@ -53,10 +53,8 @@ def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Mate
     return centers * np.asarray(kernel.length_scale), counts / len(sample)
 
 
-def find_conditioning(
-    settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache
-) -> tuple[Array, Array]:
-    """The same, or what was chosen before for the same data, settings and kernel."""
+def file_conditioning(settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache) -> Path:
+    """Path of the points and weights, chosen now or before for the same data, settings and kernel."""
     facts = {
         "data": store.fingerprint,
         "seed": settings.random_state,
@@ -72,7 +70,14 @@ def find_conditioning(
         filed.write("weight", 0, weights)
         filed.finish()
 
-    filed = ArrayStore.open(cache.get("conditioning-inputs", facts, make), CONDITIONING_KIND)
+    return cache.get("conditioning-inputs", facts, make)
+
+
+def find_conditioning(
+    settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache
+) -> tuple[Array, Array]:
+    """The points and weights themselves."""
+    filed = ArrayStore.open(file_conditioning(settings, store, kernel, cache), CONDITIONING_KIND)
     return filed.read("input"), filed.read("weight")
 
 

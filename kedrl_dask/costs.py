@@ -16,8 +16,13 @@ __all__ = [
     "Stage",
     "conditioning",
     "design",
+    "parallel_seconds",
+    "process_memory",
     "ratio",
+    "reading_memory",
     "regression",
+    "regression_memory",
+    "shared_memory",
     "solver",
     "streaming",
 ]
@@ -155,19 +160,19 @@ class Crew:
     n_threads: int
 
 
-def _process(crew: Crew, *parts: float) -> int:
+def process_memory(crew: Crew, *parts: float) -> int:
     """Peak memory of a process from the bytes that a stage holds."""
     return int(crew.machine.baseline + HEADROOM + SLACK * sum(parts))
 
 
-def _shared(s: Sizes) -> int:
+def shared_memory(s: Sizes) -> int:
     """Landmarks, basis, whitening in both precisions and frequencies: what every task is given."""
     dim = s.state_dim + s.action_dim
     whitening = (DOUBLE + s.itemsize) * s.n_landmarks * (s.n_landmarks + 128)
     return DOUBLE * (dim * (s.n_landmarks + s.n_basis) + s.n_features * s.reward_dim) + whitening
 
 
-def _reading(s: Sizes) -> int:
+def reading_memory(s: Sizes) -> int:
     """Rows read ahead, their transitions, and a stored chunk of every array as it is decompressed."""
     transition = DOUBLE * (2 * (s.state_dim + s.action_dim) + s.reward_dim + 3)
     return 2 * READ_GROUPS * GROUP_ROWS * (transition + s.row) + 2 * s.chunk_rows * s.row
@@ -182,11 +187,11 @@ def design(crew: Crew) -> Stage:
     flop = 30 * 2 * n * points * dim + 10 * 4_000 * 2 * 300 * 900
     seconds = flop / driver.exact_gemm * 4 + n * points * 1e-7 + s.n_rows / driver.rows / 4
     memory = 6 * n * (s.row + DOUBLE * dim) + DOUBLE * (4_000 * 1_500 + 3 * s.n_landmarks**2)
-    own = _process(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
+    own = process_memory(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
     return Stage("design", 1, flop, 10 * 4_000 * 300, seconds, own, n * s.row)
 
 
-def _parallel(crew: Crew, flop: float, evaluations: float, rows: float, tasks: int) -> float:
+def parallel_seconds(crew: Crew, flop: float, evaluations: float, rows: float, tasks: int) -> float:
     """Seconds of work that all threads share; reading goes on meanwhile."""
     m, threads = crew.machine, min(crew.n_workers * crew.n_threads, tasks)
     compute = flop / (EFFICIENCY * m.gemm) + evaluations / m.evaluations
@@ -197,9 +202,9 @@ def ratio(crew: Crew) -> Stage:
     """Sums of uLSIF over all transitions."""
     s, b = crew.sizes, crew.sizes.n_centers
     flop, evaluations = s.n_transitions * 2.0 * b * b, s.n_transitions * b * (1.0 + s.n_draws)
-    memory = crew.n_threads * (3 * GROUP_ROWS * b * s.itemsize + 2 * DOUBLE * b * b + _reading(s))
-    seconds = _parallel(crew, flop, evaluations, s.n_rows, s.n_blocks)
-    return Stage("density ratio", s.n_blocks, flop, evaluations, seconds, _process(crew, memory), 0)
+    memory = crew.n_threads * (3 * GROUP_ROWS * b * s.itemsize + 2 * DOUBLE * b * b + reading_memory(s))
+    seconds = parallel_seconds(crew, flop, evaluations, s.n_rows, s.n_blocks)
+    return Stage("density ratio", s.n_blocks, flop, evaluations, seconds, process_memory(crew, memory), 0)
 
 
 def streaming(crew: Crew) -> Stage:
@@ -211,10 +216,10 @@ def streaming(crew: Crew) -> Stage:
     tasks = max(s.n_blocks, -(-s.n_rows // (PIECE_GROUPS * GROUP_ROWS)))
     group = 2 * r + 2 * s.n_basis + 3 * s.n_features + s.n_centers
     widest = max(r, 2 * s.n_features, s.n_basis)
-    task = s.itemsize * (GROUP_ROWS * group + r * widest) + 2 * DOUBLE * s.sums + _reading(s)
-    memory = _process(crew, crew.n_threads * task, _shared(s))
+    task = s.itemsize * (GROUP_ROWS * group + r * widest) + 2 * DOUBLE * s.sums + reading_memory(s)
+    memory = process_memory(crew, crew.n_threads * task, shared_memory(s))
     disk = DOUBLE * s.n_blocks * s.sums
-    seconds = _parallel(crew, flop, evaluations, s.n_rows, tasks)
+    seconds = parallel_seconds(crew, flop, evaluations, s.n_rows, tasks)
     return Stage("streaming pass", tasks, flop, evaluations, seconds, memory, disk)
 
 
@@ -224,12 +229,12 @@ def regression(crew: Crew) -> Stage:
     flop = N_FOLDS * (10.0 * r**3 + 4 * r * r * (s.n_basis + s.waves)) + 2.0 * r * r * (s.n_basis + s.waves)
     # The folds, completed, scaled, side by side and merged again.
     memory = DOUBLE * (5 * N_FOLDS * s.sums + 2 * s.sums + 6 * r * r)
-    own = _process(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
+    own = process_memory(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
     seconds = 2 * flop / crew.machine.exact_gemm + DOUBLE * s.n_blocks * s.sums / 5e8
     return Stage("regression", 1, flop, 0, seconds, own, 0)
 
 
-def _operators(crew: Crew) -> int:
+def regression_memory(crew: Crew) -> int:
     """Coefficients of the regression, twice; and its sums, where the driver is the worker."""
     s = crew.sizes
     kept = N_FOLDS * s.sums if crew.n_workers == 1 else 0
@@ -249,9 +254,13 @@ def conditioning(crew: Crew) -> Stage:
     flop, evaluations, held = _evaluation(s)
     tasks = -(-s.n_conditioning // s.chunk_points)
     # In double precision, whatever that of the products: half the rate.
-    seconds = _parallel(crew, 2 * flop * s.n_conditioning, 3 * evaluations * s.n_conditioning, 0, tasks)
+    seconds = parallel_seconds(
+        crew, 2 * flop * s.n_conditioning, 3 * evaluations * s.n_conditioning, 0, tasks
+    )
     inputs = DOUBLE * (s.state_dim + s.action_dim + 2) * s.n_conditioning
-    memory = _process(crew, crew.n_threads * s.chunk_points * held, _operators(crew), _shared(s), 4 * inputs)
+    memory = process_memory(
+        crew, crew.n_threads * s.chunk_points * held, regression_memory(crew), shared_memory(s), 4 * inputs
+    )
     counts = flop * s.n_conditioning, float(evaluations * s.n_conditioning)
     return Stage("conditioning points", tasks, *counts, seconds, memory, s.n_conditioning * s.point + inputs)
 
@@ -271,12 +280,12 @@ def solver(crew: Crew, residency: Residency) -> Stage:
         flop, kernel, held = _evaluation(s)
         again = 2 * s.n_conditioning * flop / (EFFICIENCY * m.gemm)
         evaluations, chunk = float(s.n_conditioning * kernel), s.chunk_points * (s.point + held)
-    seconds = _parallel(crew, per_product, 3 * evaluations, 0, tasks) + again / tasks
+    seconds = parallel_seconds(crew, per_product, 3 * evaluations, 0, tasks) + again / tasks
     features = 16 * 2**21
     # Sums over chunks are folded as they come.
     partial = DOUBLE * s.n_basis * s.n_atoms * (-(-s.n_conditioning // s.chunk_points)).bit_length()
     held = resident if residency == "resident" else crew.n_threads * 2 * chunk
-    shared = _operators(crew) + _shared(s)
-    memory = _process(crew, held, crew.n_threads * features, 3 * partial, shared)
+    shared = regression_memory(crew) + shared_memory(s)
+    memory = process_memory(crew, held, crew.n_threads * features, 3 * partial, shared)
     counts = USUAL_PRODUCTS * per_product, USUAL_PRODUCTS * evaluations
     return Stage("solver", tasks, *counts, USUAL_PRODUCTS * seconds, memory, 0)

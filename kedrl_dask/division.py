@@ -7,9 +7,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
+    "FREQUENCY_CHUNK",
+    "FREQUENCY_SHARD",
     "GROUP_ROWS",
+    "LINK_GROUPS",
     "PIECE_GROUPS",
     "READ_GROUPS",
+    "SWEEP_GROUPS",
     "Node",
     "RowBlock",
     "even_ranges",
@@ -25,6 +29,12 @@ GROUP_ROWS = 2_048
 READ_GROUPS = 16
 #: Groups of one task: its sums are lost with its worker, and no more than these.
 PIECE_GROUPS = 128
+#: Groups after which the pass that contracts the paired target writes down what it has.
+LINK_GROUPS = 128
+#: Groups of a chunk of transitions, when every product sweeps over them.
+SWEEP_GROUPS = 16
+#: Frequencies whose products are formed together, and a multiple of it: those of a chunk of the solver.
+FREQUENCY_CHUNK, FREQUENCY_SHARD = 4, 16
 
 T = TypeVar("T")
 

@@ -23,6 +23,8 @@ from kedrl_dask.division import RowBlock, in_groups, pieces
 from kedrl_dask.execute import Executor
 from kedrl_dask.objective import BellmanObjective
 from kedrl_dask.operators import ConditionalOperators
+from kedrl_dask.paired_objective import PairedObjective
+from kedrl_dask.pairing import Pairing
 from kedrl_dask.passes import (
     CONDITIONING_KIND,
     SUMS_KIND,
@@ -49,7 +51,7 @@ from kedrl_dask.schema import (
 )
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import Solution, by_name
-from kedrl_dask.solvers.solution import Record
+from kedrl_dask.solvers.solution import Problem, Record
 from kedrl_dask.store import ArrayStore, remove
 from kedrl_dask.sums import RegressionSums, choose_ridge, recalibrate, regress
 from kedrl_dask.transitions import TransitionStore
@@ -80,6 +82,8 @@ class Fit:
     sums: RegressionSums
     gamma_mass: Array
     plan: Plan
+    target_actions: TargetActions
+    paired_target: Array | None
 
 
 @contextmanager
@@ -130,25 +134,43 @@ def run_fit(
             ratio, sums = recalibrate(ratio, sums)
         ridge_gamma, errors = choose_ridge(settings.ridge_gamma, sums)
         operators = regress(choices.features, choices.basis.landmarks, sums, ridge_gamma)
-    ranges = settings.ranges(store.n_transitions)
-    with reporter.stage("conditioning points", len(ranges)) as advance:
-        points = _condition(settings, store, choices, operators, ranges, executor, cache, advance)
     space = ReturnSpace.build(choices.grid, choices.frequencies, settings.discount, choices.return_kernel)
+    penalties = Penalties(settings.mass_penalty, 1.0, settings.negative_penalty)
     ridge_b = settings.ridge_b
     if ridge_b == "auto":
         ridge_b = RELATIVE_RIDGE_B * (choices.features.kernel.sigma * choices.return_kernel.sigma) ** 2
-    with reporter.stage("solver") as advance:
-        penalties = Penalties(settings.mass_penalty, 1.0, settings.negative_penalty)
+    problem: Problem
+    if settings.construction == "paired":
+        pairing = Pairing(
+            settings,
+            store,
+            choices,
+            operators,
+            sums,
+            ridge_gamma,
+            Continuation(choices.features.kernel, choices.basis.landmarks, target, ratio),
+            _facts(settings, store, choices, target, ratio, blocks)["continuation"],
+            plan,
+            executor,
+            cache,
+        )
+        problem, gamma_mass = pairing.problem(space, penalties, float(ridge_b), reporter)
+    else:
+        ranges = settings.ranges(store.n_transitions)
+        with reporter.stage("conditioning points", len(ranges)) as advance:
+            points = _condition(settings, store, choices, operators, ranges, executor, cache, advance)
+        gamma_mass = ArrayStore.open(points.points, CONDITIONING_KIND).read("mass")
         groups = in_groups(ranges, executor.n_threads)
         problem = BellmanObjective(executor, points, groups, plan.residency, space, penalties, float(ridge_b))
+    with reporter.stage("solver") as advance:
 
         def report(record: Record) -> None:
             advance(1, f"criterion {record.value:.4g}, gradient {record.certificate:.1e}")
 
         solution = by_name(settings.solver).solve(problem, report=report)
+    paired_target = problem.target(solution.coefficients) if isinstance(problem, PairedObjective) else None
     # From the whitened basis to B.
     solution = replace(solution, coefficients=choices.basis.whitening @ solution.coefficients)
-    gamma_mass = ArrayStore.open(points.points, CONDITIONING_KIND).read("mass")
     return Fit(
         choices,
         operators,
@@ -161,6 +183,8 @@ def run_fit(
         sums,
         gamma_mass,
         plan,
+        target,
+        paired_target,
     )
 
 
@@ -245,6 +269,20 @@ def _stream(
         for sums in stores.values():
             sums.finish()
 
+    facts = _facts(settings, store, choices, target, ratio, blocks)
+    return list(cache.get_all(facts, make).values())
+
+
+def _facts(
+    settings: Settings,
+    store: TransitionStore,
+    choices: Choices,
+    target: TargetActions,
+    ratio: ratios.DensityRatio | None,
+    blocks: list[RowBlock],
+) -> dict[str, Facts]:
+    """What each part of the sums depends on."""
+    features = choices.features
     facts: dict[str, Facts] = {}
     facts["inputs"] = {
         "data": store.fingerprint,
@@ -255,12 +293,12 @@ def _stream(
     facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
     facts["continuation"] = {
         **facts["inputs"],
-        "basis": basis,
+        "basis": choices.basis.landmarks,
         "policy": policy_facts(target.policy),
         "draws": [target.n_draws, target.seed],
         "ratio": ratio,
     }
-    return list(cache.get_all(facts, make).values())
+    return facts
 
 
 def policy_facts(policy: Policy) -> Facts:

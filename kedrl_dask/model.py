@@ -17,6 +17,7 @@ from kedrl_dask.division import even_ranges
 from kedrl_dask.execute import Executor, default_executor, one_blas_thread
 from kedrl_dask.fitting import run_fit, workspace
 from kedrl_dask.kernels import Matern
+from kedrl_dask.paired import residual_norms
 from kedrl_dask.plan import Plan
 from kedrl_dask.planning import checked_plan, plan_fit
 from kedrl_dask.policies import Policy
@@ -46,9 +47,10 @@ class KEDRL(BaseEstimator):
     ----------
     discount : float
         γ, between 0 and 1.
-    construction : {"separated"}
+    construction : {"separated", "paired"}
         Reward and continuation are averaged separately given x, which is right when they are uncorrelated
-        given x (ass:reward_continuation_separation).
+        given x (ass:reward_continuation_separation); or together (app:paired_bellman_estimator), which is
+        always right and takes longer. ``diagnostics_["separation"]`` says which one the data ask for.
     continuation : {"sampled", "ratio"}
         Average over actions of the target policy at the logged successor state; or the paper's weighting
         of logged successors by an estimated density ratio.
@@ -84,6 +86,10 @@ class KEDRL(BaseEstimator):
         c_exp: how far extreme atoms move out.
     reward_bounds : (low, high) or None
         Bounds of each reward coordinate; the grid then fills the Bellman-invariant box.
+    paired_form : {"auto", "contracted", "matrix-free"}
+        How the paired construction makes its target: contracted in one pass over the data, after which
+        iterations do not depend on their number; or in two sweeps over them for every product, which takes
+        no memory and no disk. "auto" takes what the plan finds faster within the memory.
     n_draws : "auto" or int
         Actions of the target policy per successor state; "auto" takes as few quadrature nodes as average
         the input kernel to 10⁻⁶.
@@ -118,6 +124,8 @@ class KEDRL(BaseEstimator):
         The settings used.
     operators_ : ConditionalOperators
         Φ_L, ρ and ΣΓ at any input.
+    target_ : (r, 2Q) array or None
+        Coefficients of the target at B on the features ψ, with ``construction="paired"``.
     ratio_ : DensityRatio or None
         η̂, with ``continuation="ratio"``.
     plan_ : Plan
@@ -128,7 +136,7 @@ class KEDRL(BaseEstimator):
         self,
         discount: float,
         *,
-        construction: Literal["separated"] = "separated",
+        construction: Literal["separated", "paired"] = "separated",
         continuation: Literal["sampled", "ratio"] = "sampled",
         solver: str | Solver = "pcg",
         input_kernel: Matern | Literal["auto"] = "auto",
@@ -146,6 +154,7 @@ class KEDRL(BaseEstimator):
         grid: npt.ArrayLike | None = None,
         grid_expansion: float = 1.2,
         reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        paired_form: Literal["auto", "contracted", "matrix-free"] = "auto",
         n_draws: int | Literal["auto"] = "auto",
         ratio: ULSIF | None = None,
         spectral: Method = "qmc",
@@ -175,6 +184,7 @@ class KEDRL(BaseEstimator):
         self.grid = grid
         self.grid_expansion = grid_expansion
         self.reward_bounds = reward_bounds
+        self.paired_form = paired_form
         self.n_draws = n_draws
         self.ratio = ratio
         self.spectral = spectral
@@ -232,6 +242,7 @@ class KEDRL(BaseEstimator):
         self.grid_, self.basis_ = fit.choices.grid, fit.choices.basis.landmarks
         self.frequencies_ = fit.choices.frequencies
         self.operators_, self.ratio_, self.plan_ = fit.operators, fit.ratio, fit.plan
+        self.target_ = fit.paired_target
         self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
         self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
         with reporter.stage("diagnostics"):
@@ -322,6 +333,14 @@ class KEDRL(BaseEstimator):
 
     def _bellman_risk(self, inputs: Array) -> Array:
         space = self.return_space_
+        if self.target_ is not None:
+            target, features = self.target_, self.operators_.features
+            return self._by_rows(
+                inputs,
+                lambda x: residual_norms(
+                    self.input_kernel_(x, self.basis_), features(x), space, self.coefficients_, target
+                ),
+            )
         return self._by_rows(
             inputs, lambda x: bellman_residual(self.operators_(x)[0], space, self.coefficients_)
         )

@@ -102,7 +102,11 @@ class NystromFeatures:
         """φ of each row of ``inputs``; (n, r), into ``out`` if given."""
         if out is None:
             out = np.empty((len(inputs), self.rank), self.whitening.dtype)
-        phi, h = self.kernel(inputs, self.landmarks, out=out), self.head
+        return self.deflate(self.kernel(inputs, self.landmarks, out=out))
+
+    def deflate(self, sections: Array) -> Array:
+        """φ in the place of sections k_V, or of means of them; (n, r)."""
+        phi, h = sections, self.head
         head = scratch("head", (len(phi), h), phi.dtype)
         phi[:, :h] = _times_triangle(phi[:, :h], self.whitening[:h, :h], head)
         phi[:, h:] -= np.matmul(
@@ -123,6 +127,13 @@ class NystromFeatures:
         h = self.head
         tail = np.matmul(self.whitening[h:, h:].T, sums[..., h:, :])
         return np.concatenate([sums[..., :h, :], tail], axis=-2)
+
+    def complete_sums_adjoint(self, sums: Array) -> Array:
+        """The transpose of :meth:`complete_sums`."""
+        h = self.head
+        return np.concatenate(
+            [sums[..., :h, :], np.matmul(self.whitening[h:, h:], sums[..., h:, :])], axis=-2
+        )
 
     def __call__(self, inputs: Array) -> Array:
         """ψ of each row of ``inputs``; (n, r)."""

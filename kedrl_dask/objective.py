@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask import criterion
+from kedrl_dask.chunks import ChunkSums, Ranges
 from kedrl_dask.costs import Residency
 from kedrl_dask.criterion import Chunk, Penalties, ReturnSpace
-from kedrl_dask.division import Node, fold
 from kedrl_dask.execute import Executor
 from kedrl_dask.passes import Conditioning
 from kedrl_dask.precondition import Coordinates, return_gram
@@ -21,7 +20,6 @@ from kedrl_dask.precondition import Coordinates, return_gram
 __all__ = ["BellmanObjective"]
 
 Array = npt.NDArray[Any]
-Ranges = Sequence[tuple[int, int]]
 
 #: Precision of values and gradients.
 EXACT = np.dtype(np.float64)
@@ -65,14 +63,10 @@ class BellmanObjective:
         self._executor, self._points = executor, points
         self._penalties, self._ridge, self._space = penalties, ridge, space
         self.n_points = groups[-1][-1][1]
-        shared_points = executor.share(points)
         self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
-        self._source: tuple[Any, Residency] = (shared_points, residency)
-        self._chunks: list[Any] = _numbered(groups)
-        if residency == "resident":
-            self._chunks = executor.hold(_load, self._chunks, shared_points)
+        self.chunks = ChunkSums(executor, points, groups, residency)
         self._in_memory: Chunk | None = None
-        moment, power = self._sum(criterion.moments)
+        moment, power = self.chunks.sum(criterion.moments)
         right = return_gram(space, power, penalties.mass)
         self.coordinates = Coordinates.build(moment, right, ridge)
 
@@ -86,19 +80,10 @@ class BellmanObjective:
         """Whether there is no penalty on negative coefficients."""
         return self._penalties.negative == 0
 
-    def _sum(self, function: Callable[..., Any], *shared: Any) -> Any:
-        """Sum of a function over all chunks, always in the same order."""
-        groups = self._executor.map(_over_group, self._chunks, *self._source, function, *shared)
-        nodes = fold([node for group in groups for node in group], _add)
-        total = nodes[0].value
-        for node in nodes[1:]:
-            total = _add(total, node.value)
-        return total
-
     def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
         """Value of eq:global_B_objective and its gradient (rank, m), in double precision."""
         shared = self._executor.share(coefficients)
-        value, gradient = self._sum(
+        value, gradient = self.chunks.sum(
             criterion.value_and_gradient, self._spaces[EXACT], self._penalties, shared
         )
         return self._with_ridge(value, gradient, coefficients)
@@ -112,7 +97,7 @@ class BellmanObjective:
         # A direction may be tiny: scaled to one, it does not underflow in single precision.
         size = float(np.abs(direction).max()) or 1.0
         shared = self._executor.share((direction / size).astype(self._points.dtype))
-        (image,) = self._sum(_product, self._spaces[self._points.dtype], self._penalties, shared)
+        (image,) = self.chunks.sum(_product, self._spaces[self._points.dtype], self._penalties, shared)
         return size * image + 2 * self._ridge * direction
 
     def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
@@ -129,32 +114,6 @@ class BellmanObjective:
             batch, self._batch_space, self._penalties, coefficients.astype(self._points.dtype)
         )
         return self._with_ridge(value, gradient, coefficients)[1]
-
-
-def _numbered(groups: Sequence[Ranges]) -> list[list[tuple[int, tuple[int, int]]]]:
-    """Groups of chunks, each with its number among all."""
-    numbers = count()
-    return [[(next(numbers), rows) for rows in group] for group in groups]
-
-
-def _load(group: list[tuple[int, tuple[int, int]]], points: Conditioning) -> list[tuple[int, Chunk]]:
-    return [(number, points.load(rows)) for number, rows in group]
-
-
-def _over_group(
-    group: list[tuple[int, Any]],
-    points: Conditioning,
-    residency: Residency,
-    function: Callable[..., Any],
-    *shared: Any,
-) -> list[Node]:
-    """Sums of a chunk function over a group: of chunks in memory, or of ranges to make them from."""
-    make = {"resident": lambda chunk: chunk, "stored": points.load, "recomputed": points.compute}[residency]
-    return fold((Node(number, 1, function(make(chunk), *shared)) for number, chunk in group), _add)
-
-
-def _add(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
 def _product(chunk: Chunk, space: ReturnSpace, penalties: Penalties, direction: Array) -> tuple[Array]:

@@ -45,7 +45,7 @@ SUMS_KIND = "kedrl block sums"
 CONDITIONING_KIND = "kedrl conditioning points"
 
 
-def _groups(store: TransitionStore, block: RowBlock) -> Iterator[tuple[int, Transitions]]:
+def read_groups(store: TransitionStore, block: RowBlock) -> Iterator[tuple[int, Transitions]]:
     """Groups of transitions that touch a block: each whole, whatever part of it lies in the block."""
     first, last = block.start // GROUP_ROWS, -(-block.stop // GROUP_ROWS)
 
@@ -66,7 +66,7 @@ def _groups(store: TransitionStore, block: RowBlock) -> Iterator[tuple[int, Tran
                 yield group, transitions.select(slice(edges[i], edges[i + 1]))
 
 
-def _in_block(group: Transitions, block: RowBlock) -> slice:
+def in_block(group: Transitions, block: RowBlock) -> slice:
     return slice(*np.searchsorted(group.rows, [block.start, block.stop]))
 
 
@@ -160,8 +160,8 @@ def accumulate(piece: RowBlock, task: StreamingPass) -> Sums:
     dtype = task.features.whitening.dtype
     phi, psi = scratch("features", (2, GROUP_ROWS, task.features.rank), dtype)
     totals: Sums = {}
-    for number, group in _groups(store, piece):
-        inside = _in_block(group, piece)
+    for number, group in read_groups(store, piece):
+        inside = in_block(group, piece)
         part = group.select(inside)
         n = len(part)
         if n == 0:
@@ -258,8 +258,8 @@ def ratio_moments(
     store = TransitionStore.open(store_path)
     b = len(centers)
     total = RatioMoments(np.zeros((b, b)), np.zeros(b), np.zeros(b), 0)
-    for number, group in _groups(store, block):
-        inside = _in_block(group, block)
+    for number, group in read_groups(store, block):
+        inside = in_block(group, block)
         successors, weights = target(number, group, inside)
         part = group.select(inside)
         goes_on = ~part.terminal

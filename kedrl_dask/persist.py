@@ -11,7 +11,7 @@ from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.ratio import ULSIF, DensityRatio
-from kedrl_dask.schema import MODEL, MODEL_RATIO, MODEL_TERMINAL
+from kedrl_dask.schema import MODEL, MODEL_PAIRED, MODEL_RATIO, MODEL_TERMINAL
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
 from kedrl_dask.store import ArrayStore, StoreError
 
@@ -44,6 +44,9 @@ def save(model: KEDRL, path: str | Path) -> None:
     if operators.terminal is not None:
         arrays["terminal"] = operators.terminal
         specs += MODEL_TERMINAL
+    if model.target_ is not None:
+        arrays["target"] = model.target_
+        specs += MODEL_PAIRED
     ratio = model.ratio_
     if ratio is not None:
         arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
@@ -93,6 +96,7 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     model.operators_ = ConditionalOperators(
         features, model.basis_, read("continuation"), read("reward"), terminal, read("mass")
     )
+    model.target_ = read("target") if "target" in store.names else None
     model.ratio_ = None
     if attributes["ratio"] is not None:
         numbers = {name: _from_json(value) for name, value in attributes["ratio"].items()}

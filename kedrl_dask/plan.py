@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
-from kedrl_dask import costs
+from kedrl_dask import costs, paired_costs
 from kedrl_dask.costs import MIB, USUAL_PRODUCTS, Crew, Machine, Residency, Sizes, Stage
 
-__all__ = ["Plan", "PlanError", "make_plan"]
+__all__ = ["Form", "Plan", "PlanError", "make_plan"]
+
+#: The separated construction, or a form of the paired one.
+Form = Literal["separated", "contracted", "matrix-free"]
 
 
 class PlanError(ValueError):
@@ -30,8 +33,13 @@ class Plan:
     budget : int
         Bytes that a worker process may use.
     residency : {"resident", "stored", "recomputed"}
-        Where the conditioning points are while the solver runs.
+        Where the conditioning points are while the solver runs; in the paired construction the contracted
+        target, or the transitions.
     stages : tuple of Stage
+    form : {"separated", "contracted", "matrix-free"}
+        The construction, and of the paired one its form.
+    n_shards : int
+        Parts of the frequencies that the contraction is divided into.
     """
 
     sizes: Sizes
@@ -41,6 +49,8 @@ class Plan:
     budget: int
     residency: Residency
     stages: tuple[Stage, ...]
+    form: Form = "separated"
+    n_shards: int = 0
 
     @property
     def memory(self) -> int:
@@ -103,7 +113,7 @@ class Plan:
             threads = value
         else:
             sizes = replace(sizes, **{name: value})  # type: ignore[arg-type]
-        return make_plan(sizes, self.machine, self.n_workers, threads, self.budget)
+        return make_plan(sizes, self.machine, self.n_workers, threads, self.budget, [self.form])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
@@ -123,9 +133,15 @@ class Plan:
         where = f"{self.n_workers} worker(s) of {self.n_threads} thread(s), {_bytes(self.budget)} each"
         return (
             f"Plan for {s.n_transitions:,} transitions on {where}; "
-            f"{s.n_conditioning:,} conditioning points in chunks of {s.chunk_points:,}, {self.residency}; "
+            f"{s.n_conditioning:,} conditioning points in chunks of {s.chunk_points:,}{self._what()}; "
             f"time of the solver for {USUAL_PRODUCTS} products"
         )
+
+    def _what(self) -> str:
+        if self.form == "separated":
+            return f", {self.residency}"
+        what = "target" if self.form == "contracted" else "transitions"
+        return f"; paired, {self.form}, {what} {self.residency}"
 
     def __repr__(self) -> str:
         """Table of the stages."""
@@ -151,8 +167,15 @@ class Plan:
 ADJUSTABLE = ("n_landmarks", "n_features", "n_basis", "n_atoms", "chunk_points", "n_threads")
 
 
-def make_plan(sizes: Sizes, machine: Machine, n_workers: int, n_threads: int, budget: int) -> Plan:
-    """Project the cost of every stage, and decide where the conditioning points are kept.
+def make_plan(
+    sizes: Sizes,
+    machine: Machine,
+    n_workers: int,
+    n_threads: int,
+    budget: int,
+    forms: Sequence[Form] = ("separated",),
+) -> Plan:
+    """Project the cost of every stage, and decide what is kept where.
 
     Parameters
     ----------
@@ -163,24 +186,44 @@ def make_plan(sizes: Sizes, machine: Machine, n_workers: int, n_threads: int, bu
         Worker processes, and threads of each.
     budget : int
         Bytes that a worker process may use.
+    forms : sequence of Form
+        What may be chosen from.
     """
     crew = Crew(sizes, machine, n_workers, n_threads)
-    stages = [costs.design(crew)]
-    if sizes.n_centers:
-        stages.append(costs.ratio(crew))
-    stages += [costs.streaming(crew), costs.regression(crew), costs.conditioning(crew)]
+    shards = paired_costs.n_shards(crew, budget)
     choices = [
-        Plan(sizes, machine, n_workers, n_threads, budget, r, (*stages, costs.solver(crew, r)))
-        for r in RESIDENCIES
+        Plan(sizes, machine, n_workers, n_threads, budget, residency, stages, form, shards)
+        for form in forms
+        for residency, stages in _stages(crew, form, shards)
     ]
-    fitting = [choice for choice in choices if choice.stages[-1].memory <= budget]
-    # Resident is the fastest by far; of the others, what the machine does faster.
-    if choices[0] in fitting:
-        return choices[0]
-    return min(fitting or choices[1:], key=lambda choice: choice.seconds)
+    fitting = [choice for choice in choices if choice.memory <= budget]
+    if fitting:
+        return min(fitting, key=lambda choice: choice.seconds)
+    return min(choices, key=lambda choice: choice.memory)
 
 
-RESIDENCIES: tuple[Residency, ...] = ("resident", "stored", "recomputed")
+def _stages(crew: Crew, form: Form, shards: int) -> Iterator[tuple[Residency, tuple[Stage, ...]]]:
+    """All stages, for each place where the solver may have what it works on."""
+    first = [costs.design(crew)]
+    if crew.sizes.n_centers:
+        first.append(costs.ratio(crew))
+    first += [costs.streaming(crew), costs.regression(crew)]
+    if form == "separated":
+        for residency in RESIDENCIES["separated"]:
+            yield residency, (*first, costs.conditioning(crew), costs.solver(crew, residency))
+        return
+    if form == "contracted":
+        first.append(paired_costs.contraction(crew, shards))
+    for residency in RESIDENCIES[form]:
+        solver = paired_costs.paired_solver(crew, form, residency)
+        yield residency, (*first, paired_costs.compression(crew), solver)
+
+
+RESIDENCIES: dict[Form, tuple[Residency, ...]] = {
+    "separated": ("resident", "stored", "recomputed"),
+    "contracted": ("resident", "stored"),
+    "matrix-free": ("resident", "recomputed"),
+}
 
 
 def _bytes(n: float) -> str:

@@ -38,7 +38,8 @@ def plan_fit(
         machine = replace(NOMINAL, baseline=own_memory()) if in_process else NOMINAL
     budget = executor.memory if memory is None else parse_memory(memory)
     n_threads = max(1, executor.n_threads // executor.n_workers)
-    return make_plan(_sizes(settings, store), machine, n_workers or executor.n_workers, n_threads, budget)
+    sizes, n_workers = _sizes(settings, store), n_workers or executor.n_workers
+    return make_plan(sizes, machine, n_workers, n_threads, budget, settings.forms)
 
 
 def checked_plan(

@@ -15,8 +15,11 @@ __all__ = [
     "CONTINUATION_SUMS",
     "INPUT_SUMS",
     "MODEL",
+    "MODEL_PAIRED",
     "MODEL_RATIO",
     "MODEL_TERMINAL",
+    "PAIRED_OPERATOR",
+    "PAIRED_SUMS",
     "POINTS",
     "RETURNS",
     "REWARD_SUMS",
@@ -117,6 +120,16 @@ CONDITIONING_CONTINUATION: tuple[ArraySpec, ...] = (
     ArraySpec("continuation", ("point", "basis"), "float64", "T^T Phi_L, the kernel expected next"),
 )
 
+# The contracted target of the paired construction: its sums, in the one array or the other in turn as the
+# pass goes on, and the operator made of them.
+PAIRED_SUMS: tuple[ArraySpec, ...] = tuple(
+    ArraySpec(name, ("wave", "rank", "basis"), "float64", "sum of phi cos(w r) or sin(w r) (T^T kappa)^T")
+    for name in ("first", "second")
+)
+PAIRED_OPERATOR: tuple[ArraySpec, ...] = (
+    ArraySpec("operator", ("frequency", "rank", "basis"), "complex128", "P_w, the target operator"),
+)
+
 # The choices of a fit that do not depend on the policy: a sample of transitions, landmarks and basis from it,
 # and the return grid.
 SAMPLE: tuple[ArraySpec, ...] = (
@@ -154,11 +167,14 @@ MODEL: tuple[ArraySpec, ...] = (
               "iteration, criterion and certificate of the solver"),
 )  # fmt: skip
 
-# Only where an episode terminates, and only with an estimated density ratio.
+# Only where an episode terminates, in the paired construction, and with an estimated density ratio.
 MODEL_TERMINAL: tuple[ArraySpec, ...] = (
     ArraySpec(
         "terminal", ("rank", "wave"), "float64", "regression coefficients of exp(iWr) on terminal rows"
     ),
+)
+MODEL_PAIRED: tuple[ArraySpec, ...] = (
+    ArraySpec("target", ("rank", "wave"), "float64", "coefficients of the paired target at B on psi"),
 )
 MODEL_RATIO: tuple[ArraySpec, ...] = (
     ArraySpec("ratio_centers", ("center", "input_dim"), "float64", "kernel centres of the density ratio"),

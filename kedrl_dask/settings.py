@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kedrl_dask.division import even_ranges
 from kedrl_dask.kernels import Matern
+from kedrl_dask.plan import Form
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.solvers import PCG, Solver, by_name
 from kedrl_dask.spectral import METHODS, Method
@@ -38,7 +39,7 @@ class Settings:
     """The parameters of :class:`~kedrl_dask.KEDRL`, under the same names; see there."""
 
     discount: float
-    construction: Literal["separated"]
+    construction: Literal["separated", "paired"]
     continuation: Literal["sampled", "ratio"]
     solver: str | Solver
     input_kernel: Matern | Literal["auto"]
@@ -56,6 +57,7 @@ class Settings:
     grid: npt.ArrayLike | None
     grid_expansion: float
     reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None
+    paired_form: Literal["auto", "contracted", "matrix-free"]
     n_draws: int | Literal["auto"]
     ratio: ULSIF | None
     spectral: Method
@@ -94,7 +96,8 @@ class Settings:
 
     def _check_choices(self) -> None:
         choices: dict[str, tuple[Any, ...]] = {
-            "construction": ("separated",),
+            "construction": ("separated", "paired"),
+            "paired_form": ("auto", "contracted", "matrix-free"),
             "continuation": ("sampled", "ratio"),
             "spectral": METHODS,
             "points": ("kmeans", "random"),
@@ -220,6 +223,13 @@ class Settings:
             return even_ranges(n_points, self.chunk_points)
         n_chunks = CHUNK_MULTIPLE * -(-n_points // (CHUNK_MULTIPLE * CHUNK_POINTS))
         return even_ranges(n_points, -(-n_points // n_chunks))
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """What a plan may choose from."""
+        if self.construction == "separated":
+            return ("separated",)
+        return ("contracted", "matrix-free") if self.paired_form == "auto" else (self.paired_form,)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -157,6 +157,55 @@ class Criterion:
         return np.linalg.solve(hessian, -zero).reshape(shape)
 
 
+class PairedCriterion(Criterion):
+    """The criterion of app:paired_bellman_estimator, from all N²m² kernel values at every point.
+
+    The target at x is Σ_j Γ_j(x) Σ_i (Bᵀκ_j)_i k_Z(r_j + γz_i, ·), and t as in :class:`Criterion`.
+    """
+
+    def __init__(
+        self, kernel, return_kernel, inputs, rewards, terminal, kappa, basis, grid, points, weights,
+        discount, ridge_gamma, ridge_b, mass, target_mass=1.0, negative=0.0,
+    ):  # fmt: skip
+        self.grid_gram = return_kernel.gram(grid, grid)
+        self.basis_gram = gram(kernel, basis, basis)
+        self.k = gram(kernel, points, basis)
+        self.gamma = [conditional_weights(kernel, inputs, x, ridge_gamma) for x in points]
+        self.kappa, self.terminal = kappa, terminal
+        shifted = np.array([r + discount * z for r in rewards for z in grid])  # transition by transition
+        self.shifted_gram = return_kernel.gram(shifted, shifted)
+        self.grid_shifted = return_kernel.gram(grid, shifted)
+        ended = rewards[terminal]
+        self.grid_ended = return_kernel.gram(grid, ended)
+        self.shifted_ended = return_kernel.gram(shifted, ended)
+        self.ended_gram = return_kernel.gram(ended, ended)
+        self.weights, self.ridge_b = weights, ridge_b
+        self.mass, self.target_mass, self.negative = mass, target_mass, negative
+
+    def parts(self, q, b):
+        """u, the target's coefficients at all shifted atoms, and those at terminal rewards."""
+        gamma = self.gamma[q]
+        return b.T @ self.k[q], (gamma[:, None] * (self.kappa @ b)).ravel(), gamma[self.terminal]
+
+    def residual(self, q, b):
+        u, a, t = self.parts(q, b)
+        value = u @ self.grid_gram @ u - 2 * u @ self.grid_shifted @ a + a @ self.shifted_gram @ a
+        value += -2 * u @ self.grid_ended @ t + 2 * a @ self.shifted_ended @ t + t @ self.ended_gram @ t
+        return value
+
+    def gradient(self, b):
+        ones = np.ones(b.shape[1])
+        total = 2 * self.ridge_b * self.basis_gram @ b
+        for q, weight in enumerate(self.weights):
+            u, a, t = self.parts(q, b)
+            by_u = self.grid_gram @ u - self.grid_shifted @ a - self.grid_ended @ t
+            by_a = self.shifted_gram @ a - self.grid_shifted.T @ u + self.shifted_ended @ t
+            by_u = by_u + self.mass * (u.sum() - self.target_mass) * ones - self.negative * np.maximum(-u, 0)
+            by_kappa = self.gamma[q][:, None] * by_a.reshape(len(self.kappa), -1)
+            total += 2 * weight * (np.outer(self.k[q], by_u) + self.kappa.T @ by_kappa)
+        return total
+
+
 def ulsif(kernel, centers, denominator, numerator, ridge):
     """Algorithm alg:ulsif with arbitrary centres, negative coefficients set to zero, mean ratio one."""
     at_denominator = gram(kernel, centers, denominator)

@@ -15,18 +15,19 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "grid", "kernels", "noise", "nystrom", "operators", "policies", "precondition",
-        "ratio", "scratch", "solvers", "spectral", "tuning",
+        "criterion", "design", "grid", "kernels", "noise", "nystrom", "operators", "paired", "policies",
+        "precondition", "ratio", "scratch", "solvers", "spectral", "tuning",
     },
     # Storage and execution.
     2: {
-        "cache", "costs", "division", "episodes", "execute", "objective", "passes", "plan", "probe",
-        "progress", "schema", "store", "transitions", "validation", "writer",
+        "cache", "chunks", "costs", "division", "episodes", "execute", "objective", "paired_costs",
+        "paired_objective", "passes", "plan", "probe", "progress", "schema", "store", "target",
+        "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
         "__init__", "__main__", "choices", "cli", "conditioning", "datasets", "demo", "diagnostics",
-        "fitting", "model", "persist", "planning", "plots", "report", "settings", "sums",
+        "fitting", "model", "pairing", "persist", "planning", "plots", "report", "settings", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

@@ -23,10 +23,11 @@ import numpy as np
 import psutil
 
 from kedrl_dask import KEDRL, fitting, policies
+from kedrl_dask.chunks import over_group
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import local_cluster
 from kedrl_dask.nystrom import HEAD, TRIANGLE_COLUMNS
-from kedrl_dask.objective import BellmanObjective, _over_group, _product
+from kedrl_dask.objective import BellmanObjective, _product
 from tests.benchmarks import against
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
@@ -78,7 +79,7 @@ class PeakMemory(threading.Thread):
 def timed_group(group, points, residency, *arguments):
     """Seconds inside a task, without what it takes to get there; and its result."""
     start = time.perf_counter()
-    result = _over_group(group, points, residency, *arguments)
+    result = over_group(group, points, residency, *arguments)
     return time.perf_counter() - start, result
 
 
@@ -93,14 +94,14 @@ class CapturedObjective(BellmanObjective):
 
     def products(self, repeats=30):
         """Shares of a product's time: in tasks as a mean over threads, and lost around the slowest."""
-        n_tasks, wall, inside, lost = len(self._chunks), [], [], []
+        wall, inside, lost = [], [], []
         for _ in range(repeats):
             start = time.perf_counter()
             direction = self._executor.share(np.ones(self.shape, self._points.dtype))
             arguments = (_product, self._spaces[self._points.dtype], self._penalties, direction)
-            times = self._executor.map(timed_group, self._chunks, *self._source, *arguments)
+            times = self.chunks.each(timed_group, *arguments)
             wall.append(time.perf_counter() - start)
-            inside.append(sum(seconds for seconds, _ in times) / n_tasks)
+            inside.append(np.mean([seconds for seconds, _ in times]))
             lost.append(1 - max(seconds for seconds, _ in times) / wall[-1])
         return {"product": np.median(wall), "inside": np.median(inside), "overhead": np.median(lost)}
 
