@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import numpy.typing as npt
 
 from kedrl_dask import grid as grids
 from kedrl_dask.fitting import Fit
+from kedrl_dask.passes import Continuation
 from kedrl_dask.policies import Policy
-from kedrl_dask.spectral import kernel_error
+from kedrl_dask.separation import SeparatedParts, separation
+from kedrl_dask.spectral import kernel_error, waves
 from kedrl_dask.transitions import TransitionStore
 from kedrl_dask.tuning import RIDGES
 
@@ -24,12 +27,15 @@ Array = npt.NDArray[Any]
 
 #: Inputs (s', a' ~ π) at which the fitted map is looked at; no conditioning point is among them.
 N_HELD_OUT = 1_000
+#: Blocks of episodes whose signs the test of separation draws.
+SEPARATION_BLOCKS = 20
 
 
 def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
     """Everything worth knowing about a fit, as numbers, strings and lists that JSON can hold."""
     choices, solution = fit.choices, fit.solution
     seed = model.random_state
+    inputs = _held_out_inputs(model, fit, policy)
     return {
         "sizes": {
             "transitions": store.n_transitions,
@@ -63,7 +69,8 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
         "feature_error": kernel_error(choices.return_kernel, choices.grid, choices.frequencies),
         "gamma_mass": _spread(fit.gamma_mass),
         "ratio": _ratio(fit),
-        "held_out": _held_out(model, fit, store, policy),
+        "held_out": (held_out := _held_out(model, fit, inputs)),
+        "separation": _separation(model, fit, inputs, held_out["bellman_risk"]),
         "solver": {
             "result": solution.result.name.lower(),
             "meaning": solution.result.value,
@@ -109,17 +116,44 @@ def _ratio(fit: Fit) -> dict[str, float] | None:
     }
 
 
-def _held_out(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
-    """Bellman risk, coefficient mass and negative mass at successor states with target actions."""
+def _held_out_inputs(model: KEDRL, fit: Fit, policy: Policy) -> Array:
+    """Successor states with target actions."""
     rng = np.random.default_rng([model.random_state, 7])
     sample = fit.choices.sample
     rows = np.sort(rng.permutation(len(sample))[:N_HELD_OUT])
     state = sample.next_state[rows]
-    inputs = np.hstack([state, policy.sample(state, rng)])
+    return np.hstack([state, policy.sample(state, rng)])
+
+
+def _held_out(model: KEDRL, fit: Fit, inputs: Array) -> dict[str, Any]:
+    """Bellman risk, coefficient mass and negative mass."""
     risk, weights = model._bellman_risk(inputs), model._weights(inputs)
     return {
-        "inputs": len(state),
+        "inputs": len(inputs),
         "bellman_risk": float(risk.mean()),
         "coefficient_mass": _spread(weights.sum(axis=1)),
         "negative_mass": _spread(np.maximum(-weights, 0).sum(axis=1)),
     }
+
+
+def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str, Any]:
+    """How far the separated target is from the paired one, and which construction the data ask for."""
+    choices, sample = fit.choices, fit.choices.sample
+    # The sample is no group of rows: its draws have a seed of their own.
+    target = replace(fit.target_actions, seed=fit.target_actions.seed + 2)
+    continuation = Continuation(choices.features.kernel, choices.basis.landmarks, target, fit.ratio)
+    ahead = fit.solution.coefficients @ fit.space.shifted_waves
+    episodes = np.unique(sample.episode, return_inverse=True)[1]
+    n_blocks = min(SEPARATION_BLOCKS, int(episodes.max()) + 1)
+
+    def blocks() -> Iterator[SeparatedParts]:
+        for number in range(n_blocks):
+            part = sample.select(np.flatnonzero(episodes * n_blocks // (episodes.max() + 1) == number))
+            kappa, _ = continuation(number, part, slice(None), np.float64)
+            yield SeparatedParts(
+                choices.features(part.inputs), waves(part.reward, choices.frequencies), kappa @ ahead
+            )
+
+    found = separation(blocks, choices.features(inputs), fit.ridge_gamma, fit.space.scale, model.random_state)
+    residual = float(np.sqrt(risk))
+    return {**asdict(found), "residual": residual, "recommends": found.recommends(residual)}

@@ -13,13 +13,14 @@ __all__ = [
     "LINK_GROUPS",
     "PIECE_GROUPS",
     "READ_GROUPS",
-    "SWEEP_GROUPS",
     "Node",
     "RowBlock",
     "even_ranges",
     "fold",
     "in_groups",
     "pieces",
+    "row_ranges",
+    "sweep_groups",
 ]
 
 #: Rows whose random actions come from one generator, and whose features are in memory at once. Groups
@@ -31,8 +32,8 @@ READ_GROUPS = 16
 PIECE_GROUPS = 128
 #: Groups after which the pass that contracts the paired target writes down what it has.
 LINK_GROUPS = 128
-#: Groups of a chunk of transitions, when every product sweeps over them.
-SWEEP_GROUPS = 16
+#: Most groups of a chunk of transitions that every product sweeps over, and the fewest chunks if possible.
+SWEEP_GROUPS, FEWEST_SWEPT = 4, 8
 #: Frequencies whose products are formed together, and a multiple of it: those of a chunk of the solver.
 FREQUENCY_CHUNK, FREQUENCY_SHARD = 4, 16
 
@@ -81,6 +82,17 @@ def even_ranges(n: int, at_most: int) -> list[tuple[int, int]]:
         raise ValueError(f"even_ranges: n is {n} and at_most {at_most}, expected at least 1")
     length = -(-n // -(-n // at_most))
     return [(start, min(start + length, n)) for start in range(0, n, length)]
+
+
+def row_ranges(n_rows: int, n_groups: int) -> list[tuple[int, int]]:
+    """Cut all rows into ranges of ``n_groups`` whole groups, the last one of what is left."""
+    length = n_groups * GROUP_ROWS
+    return [(start, min(start + length, n_rows)) for start in range(0, n_rows, length)]
+
+
+def sweep_groups(n_rows: int) -> int:
+    """Groups of a chunk of transitions that every product sweeps over; of nothing but the number of rows."""
+    return min(SWEEP_GROUPS, max(1, n_rows // (FEWEST_SWEPT * GROUP_ROWS)))
 
 
 class Node(NamedTuple):

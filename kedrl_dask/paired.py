@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.criterion import ReturnSpace
+from kedrl_dask.scratch import scratch
 from kedrl_dask.spectral import as_complex
 
 __all__ = [
@@ -198,8 +199,11 @@ def contract(batch: Batch, total: Array) -> None:
     (n, width), rank = batch.kappa.shape, batch.phi.shape[1]
     for start in range(0, batch.waves.shape[1], WAVES):
         which = batch.waves[:, start : start + WAVES]
-        responses = np.multiply(which[:, :, None], batch.kappa[:, None, :]).reshape(n, -1)
-        products = (batch.phi.T @ responses).reshape(rank, which.shape[1], width)
+        n_waves = which.shape[1]
+        responses = scratch("paired responses", (n, n_waves, width), batch.phi.dtype)
+        np.multiply(which[:, :, None], batch.kappa[:, None, :], out=responses)
+        products = scratch("paired products", (rank, n_waves, width), batch.phi.dtype)
+        np.matmul(batch.phi.T, responses.reshape(n, -1), out=products.reshape(rank, -1))
         total[start : start + WAVES] += products.transpose(1, 0, 2)
 
 

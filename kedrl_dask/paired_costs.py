@@ -18,7 +18,7 @@ from kedrl_dask.costs import (
     regression_memory,
     shared_memory,
 )
-from kedrl_dask.division import FREQUENCY_CHUNK, FREQUENCY_SHARD, GROUP_ROWS, LINK_GROUPS, SWEEP_GROUPS
+from kedrl_dask.division import FREQUENCY_CHUNK, FREQUENCY_SHARD, GROUP_ROWS, LINK_GROUPS, sweep_groups
 
 __all__ = ["PairedForm", "compression", "contraction", "n_shards", "paired_solver"]
 
@@ -127,7 +127,7 @@ def _matrix_free(crew: Crew, residency: Residency) -> Stage:
     if residency == "recomputed":
         flop, evaluations = flop + 2 * s.n_transitions * own, 2.0 * s.n_transitions * kernel
         rows, held = 2.0 * s.n_rows, crew.n_threads * s.itemsize * GROUP_ROWS * numbers
-    chunks = -(-s.n_rows // (SWEEP_GROUPS * GROUP_ROWS))
+    chunks = -(-s.n_rows // (sweep_groups(s.n_rows) * GROUP_ROWS))
     tasks = min(crew.n_workers * crew.n_threads, chunks)
     # Two solutions of the regression, by the driver, and the compressed points.
     driver = 8.0 * s.n_features * s.n_landmarks**2 + _dense_flop(s)

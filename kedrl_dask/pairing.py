@@ -18,11 +18,11 @@ from kedrl_dask.criterion import Penalties, ReturnSpace
 from kedrl_dask.division import (
     FREQUENCY_CHUNK,
     FREQUENCY_SHARD,
-    GROUP_ROWS,
     LINK_GROUPS,
-    SWEEP_GROUPS,
     even_ranges,
     in_groups,
+    row_ranges,
+    sweep_groups,
 )
 from kedrl_dask.execute import Executor
 from kedrl_dask.operators import ConditionalOperators
@@ -128,7 +128,7 @@ class Pairing:
             blocks = even_ranges(len(self.choices.frequencies), FREQUENCY_SHARD)
             held = ChunkSums(executor, operator, in_groups(blocks, executor.n_threads), self.plan.residency)
             return ContractedTarget(executor, operator, held, compressed.points, dtype)
-        pieces = even_ranges(self.store.n_rows, SWEEP_GROUPS * GROUP_ROWS)
+        pieces = row_ranges(self.store.n_rows, sweep_groups(self.store.n_rows))
         swept = ChunkSums(executor, self._rows(), in_groups(pieces, executor.n_threads), self.plan.residency)
         gram, features = self.sums.gram.sum(axis=0), self.choices.features
         gram = gram + self.sums.n_transitions * self.ridge_gamma * np.eye(len(gram))
@@ -143,7 +143,7 @@ class Pairing:
 
     def _contract(self, reporter: Reporter) -> Path:
         """Path of the operator P; its sums and it are found again where they depend on the same."""
-        pieces = even_ranges(self.store.n_rows, LINK_GROUPS * GROUP_ROWS)
+        pieces = row_ranges(self.store.n_rows, LINK_GROUPS)
         frequencies = self.choices.frequencies
         sums_facts = {**self.facts, "frequencies": frequencies, "basis": self.choices.basis.whitening}
         with reporter.stage("contraction", len(pieces)) as advance:

@@ -16,7 +16,7 @@ FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
         "criterion", "design", "grid", "kernels", "noise", "nystrom", "operators", "paired", "policies",
-        "precondition", "ratio", "scratch", "solvers", "spectral", "tuning",
+        "precondition", "ratio", "scratch", "separation", "solvers", "spectral", "tuning",
     },
     # Storage and execution.
     2: {
