@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.linalg import solve_discrete_lyapunov
 
-from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.datasets import simulation, systems, truth
 from kedrl_dask.datasets.simulation import DISCOUNT, PAIRS, PAPER_SYSTEM, LinearGaussianSystem
 from kedrl_dask.kernels import Matern
 from kedrl_dask.policies import Function, Gaussian, Logistic, Uniform
@@ -312,7 +312,7 @@ def test_system__shapes_and_covariances_are_checked():
     with pytest.raises(ValueError, match="more than 1 columns"):
         LinearGaussianSystem(np.ones((1, 1)), [0.0], np.ones((1, 1)), [0.0], [[1.0]], [[1.0]])
     with pytest.raises(ValueError, match="without negative eigenvalues"):
-        simulation.covariance_root(np.diag([1.0, -1.0]))
+        systems.covariance_root(np.diag([1.0, -1.0]))
 
 
 def test_write__holds_the_simulated_data_with_the_asked_number_of_transitions(tmp_path):

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kedrl_dask.datasets.simulation import DISCOUNT, PAPER_SYSTEM, LinearGaussianSystem, covariance_root
+from kedrl_dask.datasets.simulation import DISCOUNT
+from kedrl_dask.datasets.systems import PAPER_SYSTEM, LinearGaussianSystem, covariance_root
 from kedrl_dask.kernels import Matern
 from kedrl_dask.noise import Noise
 from kedrl_dask.policies import LocationScale, Policy
