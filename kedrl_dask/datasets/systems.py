@@ -6,21 +6,51 @@ name tells.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
-__all__ = ["PAPER_SYSTEM", "LinearGaussianSystem", "covariance_root"]
+__all__ = [
+    "PAPER_SYSTEM",
+    "SYSTEMS",
+    "LinearGaussianSystem",
+    "System",
+    "TerminatingSystem",
+    "covariance_root",
+]
 
 Array = npt.NDArray[Any]
 
 
+class System(Protocol):
+    """What the simulator asks of a system."""
+
+    @property
+    def state_dim(self) -> int:
+        """Dimension p of the state."""
+
+    @property
+    def action_dim(self) -> int:
+        """Dimension q of the action."""
+
+    @property
+    def reward_dim(self) -> int:
+        """Dimension d of the reward."""
+
+    def step(self, state: Array, action: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Rewards (n, d) and states (n, p) reached in one step from states (n, p) and actions (n, q)."""
+
+    def terminates(self, reached: Array, rng: np.random.Generator) -> Array:
+        """Tell for each of the states (n, p) reached whether the step that led there was the last."""
+
+
 @dataclass(frozen=True, eq=False)
 class LinearGaussianSystem:
-    """s' = W_s[s; a] + b_s + ε_s and r = W_r[s; a] + b_r + ε_r, with independent Gaussian noises.
+    """s' = W_s[s; a] + b_s + ε_s and r = W_r[s; a] + b_r + ε_r, with Gaussian noises.
 
     The paper's text transposes the weights; with its numbers only the form used here has the right
     dimensions.
@@ -39,6 +69,8 @@ class LinearGaussianSystem:
         Covariance Σ_s of ε_s.
     reward_cov : (d, d) array
         Covariance Σ_r of ε_r.
+    cross_cov : (d, p) array
+        Covariance Σ_rs of ε_r with ε_s: 0, when it is not given.
     """
 
     state_weights: Array
@@ -47,15 +79,26 @@ class LinearGaussianSystem:
     reward_bias: Array
     state_cov: Array
     reward_cov: Array
+    cross_cov: Array = None  # type: ignore[assignment]  # zeros, once the dimensions are known
 
     def __post_init__(self) -> None:
-        """Take the arrays as float64, lock them, and check that their shapes agree."""
+        """Take the arrays as float64, lock them, and check that they make a system."""
+        if self.cross_cov is None:
+            zeros = np.zeros((np.size(self.reward_bias), np.size(self.state_bias)))
+            object.__setattr__(self, "cross_cov", zeros)
         for field in fields(self):
             value = np.array(getattr(self, field.name), dtype=np.float64)
             value.flags.writeable = False
             object.__setattr__(self, field.name, value)
+        self._check_shapes()
+        try:
+            covariance_root(self.noise_cov)
+        except ValueError as error:
+            raise ValueError(f"LinearGaussianSystem: joint covariance of (ε_r, ε_s): {error}") from error
+
+    def _check_shapes(self) -> None:
         p, d = self.state_bias.size, self.reward_bias.size
-        columns = self.state_weights.shape[-1]
+        columns = self.state_weights.shape[-1] if self.state_weights.ndim else 0
         expected = {
             "state_weights": (p, columns),
             "state_bias": (p,),
@@ -63,6 +106,7 @@ class LinearGaussianSystem:
             "reward_bias": (d,),
             "state_cov": (p, p),
             "reward_cov": (d, d),
+            "cross_cov": (d, p),
         }
         for name, shape in expected.items():
             found = getattr(self, name).shape
@@ -87,14 +131,57 @@ class LinearGaussianSystem:
         """Dimension d of the reward."""
         return self.reward_weights.shape[0]
 
+    @property
+    def noise_cov(self) -> Array:
+        """Joint covariance (d + p, d + p) of (ε_r, ε_s)."""
+        return np.block([[self.reward_cov, self.cross_cov], [self.cross_cov.T, self.state_cov]])
+
     def step(self, state: Array, action: Array, rng: np.random.Generator) -> tuple[Array, Array]:
         """Rewards (n, d) and next states (n, p) of one step from states (n, p) and actions (n, q)."""
         pair = np.concatenate([state, action], axis=1)
-        reward = pair @ self.reward_weights.T + self.reward_bias
-        following = pair @ self.state_weights.T + self.state_bias
-        reward += rng.standard_normal(reward.shape) @ self._reward_root.T
-        following += rng.standard_normal(following.shape) @ self._state_root.T
+        reward_noise, state_noise = self._draw_noise(len(pair), rng)
+        reward = pair @ self.reward_weights.T + self.reward_bias + reward_noise
+        following = pair @ self.state_weights.T + self.state_bias + state_noise
         return reward, following
+
+    def terminates(self, reached: Array, rng: np.random.Generator) -> Array:
+        """No step ends an episode for good: False for each of the states (n, p) reached."""
+        return np.zeros(len(reached), dtype=bool)
+
+    def with_reward_in_state(self, loading: Array) -> LinearGaussianSystem:
+        """System in which the realised reward r, its noise included, moves the next state by Λr.
+
+        s' = W_s x + b_s + ε_s + Λr = (W_s + ΛW_r)x + (b_s + Λb_r) + (ε_s + Λε_r): linear-Gaussian again,
+        with Cov(ε_s + Λε_r) = Σ_s + ΛΣ_rΛᵀ + ΛΣ_rs + (ΛΣ_rs)ᵀ and Cov(ε_r, ε_s + Λε_r) = Σ_rs + Σ_rΛᵀ.
+
+        Parameters
+        ----------
+        loading : (p, d) array
+            Λ.
+        """
+        loading = np.asarray(loading, dtype=np.float64)
+        if loading.shape != (self.state_dim, self.reward_dim):
+            raise ValueError(
+                f"with_reward_in_state: loading has shape {loading.shape}, expected (state_dim, reward_dim) "
+                f"= {(self.state_dim, self.reward_dim)}"
+            )
+        mixed = loading @ self.cross_cov
+        return replace(
+            self,
+            state_weights=self.state_weights + loading @ self.reward_weights,
+            state_bias=self.state_bias + loading @ self.reward_bias,
+            state_cov=self.state_cov + loading @ self.reward_cov @ loading.T + mixed + mixed.T,
+            cross_cov=self.cross_cov + self.reward_cov @ loading.T,
+        )
+
+    def _draw_noise(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Draw ε_r (n, d) and ε_s (n, p)."""
+        d, p = self.reward_dim, self.state_dim
+        if not self.cross_cov.any():
+            reward_noise = rng.standard_normal((n, d)) @ self._reward_root.T
+            return reward_noise, rng.standard_normal((n, p)) @ self._state_root.T
+        both = rng.standard_normal((n, d + p)) @ self._noise_root.T
+        return both[:, :d], both[:, d:]
 
     @cached_property
     def _state_root(self) -> Array:
@@ -104,13 +191,84 @@ class LinearGaussianSystem:
     def _reward_root(self) -> Array:
         return covariance_root(self.reward_cov)
 
+    @cached_property
+    def _noise_root(self) -> Array:
+        return covariance_root(self.noise_cov)
+
+
+@dataclass(frozen=True, eq=False)
+class TerminatingSystem:
+    """A linear-Gaussian system whose episodes end for good, sooner in some states than in others.
+
+    After each step the episode ends with probability 1/(1 + exp(−(w·s' + b))), s' the state reached.
+    The reward of that step is the last one, and s' is never seen.
+
+    Parameters
+    ----------
+    dynamics : LinearGaussianSystem
+        Rewards and next states.
+    weights : (p,) array
+        w.
+    bias : float
+        b.
+    """
+
+    dynamics: LinearGaussianSystem
+    weights: Array
+    bias: float
+
+    def __post_init__(self) -> None:
+        """Take the weights as float64, lock them, and check them."""
+        weights = np.array(self.weights, dtype=np.float64)
+        weights.flags.writeable = False
+        object.__setattr__(self, "weights", weights)
+        if weights.shape != (self.state_dim,):
+            raise ValueError(
+                f"TerminatingSystem: weights has shape {weights.shape}, expected ({self.state_dim},), one "
+                "for each coordinate of the state"
+            )
+        if not (np.isfinite(weights).all() and np.isfinite(self.bias)):
+            raise ValueError(
+                f"TerminatingSystem: weights and bias must be finite, got {weights.tolist()} and {self.bias}"
+            )
+
+    @property
+    def state_dim(self) -> int:
+        """Dimension p of the state."""
+        return self.dynamics.state_dim
+
+    @property
+    def action_dim(self) -> int:
+        """Dimension q of the action."""
+        return self.dynamics.action_dim
+
+    @property
+    def reward_dim(self) -> int:
+        """Dimension d of the reward."""
+        return self.dynamics.reward_dim
+
+    def step(self, state: Array, action: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Rewards (n, d) and states (n, p) reached in one step, whether or not it is the last."""
+        return self.dynamics.step(state, action, rng)
+
+    def termination_probability(self, reached: Array) -> Array:
+        """Probability (n,) that the step which led to each of the states (n, p) was the last."""
+        return expit(reached @ self.weights + self.bias)
+
+    def terminates(self, reached: Array, rng: np.random.Generator) -> Array:
+        """Draw for each of the states (n, p) reached whether the step that led there was the last."""
+        return rng.random(len(reached)) < self.termination_probability(reached)
+
 
 def covariance_root(covariance: Array) -> Array:
     """Symmetric square root of a covariance matrix, which may be singular."""
+    if not (np.isfinite(covariance).all() and np.allclose(covariance, covariance.T)):
+        raise ValueError(f"a covariance must be finite and symmetric, got {covariance.tolist()}")
     values, vectors = np.linalg.eigh(covariance)
-    if values[0] < -1e-10 * max(values[-1], 0.0) or not np.allclose(covariance, covariance.T):
+    if values[0] < -1e-10 * max(values[-1], 0.0):
         raise ValueError(
-            f"a covariance must be symmetric without negative eigenvalues, got {covariance.tolist()}"
+            f"a covariance must be without negative eigenvalues, got {values.round(6).tolist()}; make "
+            "the variances larger or the covariances smaller"
         )
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
@@ -146,3 +304,27 @@ PAPER_SYSTEM = LinearGaussianSystem(
     reward_cov=np.array([[0.2, 0.01, 0.03], [0.01, 0.25, 0.02], [0.03, 0.02, 0.3]]),
 )
 """The system of the study (``app:sim_setting``): p = 5, q = 1, d = 3."""
+
+SYSTEMS: dict[str, System] = {
+    "paper": PAPER_SYSTEM,
+    # Each reward has a correlation of about ±0.8 with the state that counts most for its future.
+    "correlated": replace(
+        PAPER_SYSTEM,
+        cross_cov=np.array(
+            [[0.0, 0.0, 0.19, 0.0, 0.0], [0.0, 0.17, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, -0.21, 0.0]]
+        ),
+    ),
+    # A high reward is paid for later: it moves the state to where that reward is lower.
+    "reward-in-state": PAPER_SYSTEM.with_reward_in_state(
+        np.array([[0.0, 0.0, -1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]])
+    ),
+    # Under the behaviour policies of the study an episode has about eight steps.
+    "terminating": TerminatingSystem(PAPER_SYSTEM, weights=np.array([0.0, 0.0, 1.0, 0.0, -1.0]), bias=-2.5),
+}
+"""Systems by name, all with the dimensions of the paper's, so that its policies act on each of them.
+
+``paper`` is the study's own. In ``correlated`` the noise of the reward comes with that of the next state,
+and in ``reward-in-state`` the next state contains the reward itself: there reward and continuation are
+dependent given (s, a), and an estimate that separates them is biased. Episodes of ``terminating`` end for
+good.
+"""
