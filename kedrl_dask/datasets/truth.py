@@ -1,27 +1,37 @@
-"""True law of the return in a linear-Gaussian system, in closed form and by simulation.
+"""True law of the return: in closed form for linear-Gaussian systems, by simulation for any.
 
 For a linear location-scale policy with constant scale the return from (s, a) is a mean that is linear in
 (s, a), plus a Gaussian vector, plus Σ_{t≥1} γ^t C n_t with the policy's noise n_t: its characteristic
 function is a product, and its mean embedding an integral of that over the kernel's spectral measure.
+Where episodes terminate, or the policy is of another kind, :func:`monte_carlo_returns` and
+:func:`monte_carlo_embedding` take the place of the closed form.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.datasets.simulation import DISCOUNT
-from kedrl_dask.datasets.systems import PAPER_SYSTEM, LinearGaussianSystem, covariance_root
+from kedrl_dask.datasets.systems import PAPER_SYSTEM, LinearGaussianSystem, System, covariance_root
 from kedrl_dask.kernels import Matern
 from kedrl_dask.noise import Noise
 from kedrl_dask.policies import LocationScale, Policy
 from kedrl_dask.spectral import frequencies as spectral_frequencies
 
-__all__ = ["ReturnLaw", "embedding_errors", "evaluation_grid", "monte_carlo_returns", "return_law"]
+__all__ = [
+    "MonteCarloEmbedding",
+    "ReturnLaw",
+    "embedding_errors",
+    "evaluation_grid",
+    "monte_carlo_embedding",
+    "monte_carlo_returns",
+    "return_law",
+]
 
 Array = npt.NDArray[Any]
 
@@ -31,6 +41,8 @@ _NEGLIGIBLE = 1e-8
 _SMALL_ARGUMENT = 1e-3
 # Rows of the evaluation grid whose cosines are held at once.
 _BLOCK_ROWS = 256
+# Simulated returns whose kernel values are held at once.
+_BLOCK_RETURNS = 2_048
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +120,9 @@ class ReturnLaw:
             Number of quadrature nodes, a power of two for balance.
         """
         n, d = self.mean.shape
-        at = np.asarray(at, dtype=np.float64)
-        if at.ndim not in (2, 3) or at.shape[-1] != d or (at.ndim == 3 and len(at) != n):
-            raise ValueError(f"embed: at has shape {at.shape}, expected (g, {d}) or ({n}, g, {d})")
+        grids = _grid_of_each_point("embed", at, n, d)
         nodes = spectral_frequencies(kernel, d, n_frequencies)
         weights = kernel.sigma**2 / len(nodes) * self.centred_characteristic_function(nodes)
-        grids = np.broadcast_to(at, (n, *at.shape[-2:]))
         values = np.empty(grids.shape[:2])
         for point, grid in enumerate(grids):
             for start in range(0, len(grid), _BLOCK_ROWS):
@@ -127,14 +136,16 @@ def return_law(
     action: Array,
     policy: Policy,
     discount: float = DISCOUNT,
-    system: LinearGaussianSystem = PAPER_SYSTEM,
+    system: System = PAPER_SYSTEM,
 ) -> ReturnLaw:
     """Law of Z(s, a) = Σ_{t≥0} γ^t r_t when ``policy`` acts from t = 1 on, in closed form.
 
     With W_s = [A_s, B_s], W_r = [A_r, B_r] and actions a = Θᵀs + b + n, let M = A_s + B_sΘᵀ,
     P = (A_r + B_rΘᵀ)(I − γM)⁻¹ and c = B_r + γPB_s. Summing the two recursions,
 
-    Z = (W_r + γPW_s)x + (b_r + γPb_s)/(1 − γ) + γcb/(1 − γ) + Σ_{t≥0} γ^t(ε_r + γPε_s)_t + Σ_{t≥1} γ^t c n_t.
+    Z = (W_r + γPW_s)x + (b_r + γPb_s)/(1 − γ) + γcb/(1 − γ) + Σ_{t≥0} γ^t(ε_r + γPε_s)_t + Σ_{t≥1} γ^t c n_t,
+
+    in which Cov(ε_r + γPε_s) = Σ_r + γPΣ_s(γP)ᵀ + Σ_rs(γP)ᵀ + γPΣ_rsᵀ with Σ_rs = Cov(ε_r, ε_s).
 
     Parameters
     ----------
@@ -148,6 +159,11 @@ def return_law(
         The system.
     """
     state, action = _checked_points(state, action, discount, system)
+    if not isinstance(system, LinearGaussianSystem):
+        raise ValueError(
+            f"return_law has no closed form for a {type(system).__name__}, only for a LinearGaussianSystem; "
+            "use monte_carlo_returns and monte_carlo_embedding"
+        )
     if not isinstance(policy, LocationScale) or policy.scale_weights is not None:
         raise ValueError(
             f"return_law has no closed form for {policy!r}: it takes a Gaussian, Uniform or Logistic policy "
@@ -167,9 +183,11 @@ def return_law(
     loading = b_r + future @ b_s
     constant = system.reward_bias + future @ system.state_bias + discount * loading @ policy.bias
     mean = np.concatenate([state, action], axis=1) @ (system.reward_weights + future @ system.state_weights).T
+    crossed = system.cross_cov @ future.T
+    noise_cov = system.reward_cov + future @ system.state_cov @ future.T + crossed + crossed.T
     return ReturnLaw(
         mean=mean + constant / (1 - discount),
-        gaussian_cov=(system.reward_cov + future @ system.state_cov @ future.T) / (1 - discount**2),
+        gaussian_cov=noise_cov / (1 - discount**2),
         noise_loading=loading * policy.scale,
         noise=policy.noise,
         discount=discount,
@@ -184,22 +202,60 @@ def monte_carlo_returns(
     n_trajectories: int = 10_000,
     horizon: int | None = None,
     seed: int = 0,
-    system: LinearGaussianSystem = PAPER_SYSTEM,
+    system: System = PAPER_SYSTEM,
 ) -> Array:
-    """Discounted returns (n, n_trajectories, d) of simulated trajectories from each point, for any policy.
+    """Discounted returns (n, n_trajectories, d) of simulated trajectories from each point.
 
+    For any policy and any system; a trajectory has no reward after the step that terminates it.
     ``horizon`` is the number of rewards summed; by default, until γ^t is below 1e-8.
     """
     state, action = _checked_points(state, action, discount, system)
     rng = np.random.default_rng(seed)
     now, act = np.repeat(state, n_trajectories, axis=0), np.repeat(action, n_trajectories, axis=0)
-    returns = np.zeros((len(now), system.reward_dim))
+    returns, goes_on = np.zeros((len(now), system.reward_dim)), np.ones(len(now), dtype=bool)
     for t in range(_horizon(discount) if horizon is None else horizon):
         if t > 0:
             act = policy.sample(now, rng)
         reward, now = system.step(now, act, rng)
-        returns += discount**t * reward
+        returns += discount**t * goes_on[:, None] * reward
+        goes_on &= ~system.terminates(now, rng)
     return returns.reshape(len(state), n_trajectories, -1)
+
+
+class MonteCarloEmbedding(NamedTuple):
+    """Mean of k(Z, z) over simulated returns Z, and its standard error, both (n, g)."""
+
+    mean: Array
+    standard_error: Array
+
+
+def monte_carlo_embedding(returns: Array, at: Array, kernel: Matern) -> MonteCarloEmbedding:
+    """Mean embedding E k(Z(x), z) at each point x and each z, from simulated returns.
+
+    Parameters
+    ----------
+    returns : (n, size, d) array
+        Independent returns of each point, as :func:`monte_carlo_returns` gives them.
+    at : (g, d) or (n, g, d) array
+        Where to evaluate: one set of points z for all x, or one for each.
+    kernel : Matern
+        The return kernel.
+    """
+    if returns.ndim != 3 or returns.shape[1] < 2:
+        raise ValueError(
+            f"monte_carlo_embedding: returns has shape {returns.shape}, expected (n, size, d) with at "
+            "least two returns of each point"
+        )
+    n, size, d = returns.shape
+    grids = _grid_of_each_point("monte_carlo_embedding", at, n, d)
+    mean, mean_square = np.zeros(grids.shape[:2]), np.zeros(grids.shape[:2])
+    for point, grid in enumerate(grids):
+        for start in range(0, size, _BLOCK_RETURNS):
+            values = kernel(returns[point, start : start + _BLOCK_RETURNS], grid)
+            mean[point] += values.sum(axis=0) / size
+            mean_square[point] += (values**2).sum(axis=0) / size
+    variance = np.maximum(mean_square - mean**2, 0.0)
+    return MonteCarloEmbedding(mean, np.sqrt(variance / (size - 1)))
 
 
 def evaluation_grid(
@@ -252,14 +308,20 @@ def embedding_errors(estimate: Array, truth: Array) -> dict[str, Array]:
     }
 
 
+def _grid_of_each_point(function: str, at: Array, n: int, d: int) -> Array:
+    """Evaluation points as (n, g, d), from one set for all points or one for each."""
+    at = np.asarray(at, dtype=np.float64)
+    if at.ndim not in (2, 3) or at.shape[-1] != d or (at.ndim == 3 and len(at) != n):
+        raise ValueError(f"{function}: at has shape {at.shape}, expected (g, {d}) or ({n}, g, {d})")
+    return np.broadcast_to(at, (n, *at.shape[-2:]))
+
+
 def _horizon(discount: float) -> int:
     """Smallest t ≥ 1 with γ^t below what matters."""
     return 1 if discount == 0 else max(1, ceil(log(_NEGLIGIBLE) / log(discount)))
 
 
-def _checked_points(
-    state: Array, action: Array, discount: float, system: LinearGaussianSystem
-) -> tuple[Array, Array]:
+def _checked_points(state: Array, action: Array, discount: float, system: System) -> tuple[Array, Array]:
     state, action = np.asarray(state, dtype=np.float64), np.asarray(action, dtype=np.float64)
     expected = ((len(state), system.state_dim), (len(state), system.action_dim))
     if (state.shape, action.shape) != expected:
