@@ -246,7 +246,9 @@ def test_embedding_errors__are_the_papers_summaries():
 def test_simulate__rows_are_ordered_and_named_as_the_store_takes_them():
     data = simulation.simulate(PAIRS["uniform-gaussian"], n_episodes=3, n_steps=4)
     shapes = {name: values.shape for name, values in data.items()}
-    assert shapes == {"state": (12, 5), "action": (12, 1), "reward": (12, 3), "episode": (12,), "step": (12,)}
+    columns = {"state": (12, 5), "action": (12, 1), "reward": (12, 3)}
+    assert shapes == columns | {"terminated": (12,), "episode": (12,), "step": (12,)}
+    assert not data["terminated"].any()
     np.testing.assert_array_equal(data["episode"], np.repeat([0, 1, 2], 4))
     np.testing.assert_array_equal(data["step"], np.tile([0, 1, 2, 3], 3))
 

@@ -1,19 +1,21 @@
 """The paper's simulation study: six pairs of policies, and data from them acting on a system.
 
-The true law of the return under each target policy is in :mod:`kedrl_dask.datasets.truth`.
+The systems are in :mod:`kedrl_dask.datasets.systems`, the true law of the return under each target policy
+in :mod:`kedrl_dask.datasets.truth`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kedrl_dask.datasets.systems import PAPER_SYSTEM, LinearGaussianSystem
+from kedrl_dask.datasets.systems import PAPER_SYSTEM, SYSTEMS, LinearGaussianSystem, System, TerminatingSystem
 from kedrl_dask.kernels import Matern
 from kedrl_dask.policies import Gaussian, LocationScale, Logistic, Policy, Uniform
 from kedrl_dask.transitions import TransitionStore
@@ -22,10 +24,13 @@ __all__ = [
     "DISCOUNT",
     "PAIRS",
     "PAPER_SYSTEM",
+    "SYSTEMS",
     "TEST_POINTS_UNIFORM_GAUSSIAN",
     "LinearGaussianSystem",
     "Pair",
     "PaperSettings",
+    "System",
+    "TerminatingSystem",
     "simulate",
     "write",
 ]
@@ -142,7 +147,7 @@ def simulate(
     n_steps: int = 50,
     burn_in: int = 100,
     seed: int = 0,
-    system: LinearGaussianSystem = PAPER_SYSTEM,
+    system: System = PAPER_SYSTEM,
 ) -> dict[str, Array]:
     """Episodes under a policy, as the arrays that ``TransitionStore.from_arrays`` takes.
 
@@ -153,24 +158,28 @@ def simulate(
     policy : Pair or Policy
         The policy that acts; of a pair, the behaviour policy.
     n_episodes, n_steps : int
-        Episodes, and recorded time points of each.
+        Episodes, and recorded time points of each; fewer where the system ends the episode.
     burn_in : int
-        Steps taken from an N(0, I) initial state before recording.
+        Steps taken from an N(0, I) initial state before recording; none of them ends an episode.
     seed : int
         Non-negative seed.
-    system : LinearGaussianSystem
-        The system to act on.
+    system : System
+        The system to act on, for example one of ``systems.SYSTEMS``.
 
     Returns
     -------
     dict
-        ``state`` (rows, p), ``action`` (rows, q), ``reward`` (rows, d), ``episode`` and ``step`` (rows,),
-        with n_episodes·n_steps rows ordered by episode and step.
+        ``state`` (rows, p), ``action`` (rows, q), ``reward`` (rows, d), ``terminated``, ``episode`` and
+        ``step`` (rows,), ordered by episode and step.
     """
     acting = _acting_policy(policy, burn_in, system)
     if min(n_episodes, n_steps) < 1:
         raise ValueError(f"nothing to simulate: n_episodes={n_episodes}, n_steps={n_steps}")
-    blocks = list(_blocks(acting, n_episodes, n_steps, burn_in, seed, system))
+    n_blocks = -(-n_episodes // _BLOCK_EPISODES)
+    blocks = [
+        _first_rows(block, int(np.searchsorted(block["episode"], n_episodes)))
+        for block in islice(_blocks(acting, n_steps, burn_in, seed, system), n_blocks)
+    ]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
@@ -181,34 +190,38 @@ def write(
     n_steps: int = 50,
     burn_in: int = 100,
     seed: int = 0,
-    system: LinearGaussianSystem = PAPER_SYSTEM,
+    system: System = PAPER_SYSTEM,
     advance: Callable[[int], None] | None = None,
 ) -> TransitionStore:
     """Simulate into a store, block by block: memory does not grow with ``n_transitions``.
 
     The data are those of :func:`simulate`. An episode of ``n_steps`` rows has ``n_steps`` − 1 transitions
-    (N = n(T − 1)); the last episode is cut short if that is what gives ``n_transitions`` in all.
-    ``advance`` is called after each block with the number of its transitions.
+    (N = n(T − 1)), one more if it is terminated; the last episode is cut short if that is what gives
+    ``n_transitions`` in all, and then it is not terminated. ``advance`` is called after each block with
+    the number of its transitions.
     """
     if n_transitions < 1 or n_steps < 2:
         raise ValueError(
             f"a transition takes two steps, got n_transitions={n_transitions}, n_steps={n_steps}"
         )
     acting = _acting_policy(policy, burn_in, system)
-    n_episodes = -(-n_transitions // (n_steps - 1))
-    rows_left = n_transitions + n_episodes
+    missing = n_transitions
     dims = {"state_dim": system.state_dim, "action_dim": system.action_dim, "reward_dim": system.reward_dim}
     with TransitionStore.writer(path, **dims) as writer:
-        for block in _blocks(acting, n_episodes, n_steps, burn_in, seed, system):
-            kept = {name: values[:rows_left] for name, values in block.items()}
+        for block in _blocks(acting, n_steps, burn_in, seed, system):
+            kept = _first_transitions(block, missing)
             writer.append(**kept)
-            rows_left -= len(kept["step"])
+            written = int(np.count_nonzero(_are_transitions(kept)))
+            del block, kept  # before the next block is made: they may be large
+            missing -= written
             if advance is not None:
-                advance(int(np.count_nonzero(kept["step"])))  # each but the first row ends a transition
+                advance(written)
+            if missing == 0:
+                break
     return TransitionStore.open(path)
 
 
-def _acting_policy(policy: Pair | Policy, burn_in: int, system: LinearGaussianSystem) -> Policy:
+def _acting_policy(policy: Pair | Policy, burn_in: int, system: System) -> Policy:
     """Policy that generates the data, once it is known that it can."""
     if burn_in < 0:
         raise ValueError(f"burn_in must be at least 0, got {burn_in}")
@@ -219,34 +232,65 @@ def _acting_policy(policy: Pair | Policy, burn_in: int, system: LinearGaussianSy
 
 
 def _blocks(
-    policy: Policy,
-    n_episodes: int,
-    n_steps: int,
-    burn_in: int,
-    seed: int,
-    system: LinearGaussianSystem,
+    policy: Policy, n_steps: int, burn_in: int, seed: int, system: System
 ) -> Iterator[dict[str, Array]]:
-    """Rows of up to _BLOCK_EPISODES episodes at a time, ordered by episode and step."""
-    for block, first in enumerate(range(0, n_episodes, _BLOCK_EPISODES)):
-        kept = min(_BLOCK_EPISODES, n_episodes - first)
+    """Rows of _BLOCK_EPISODES episodes at a time, ordered by episode and step, without end."""
+    for block in count():
         rows = _simulate_block(policy, n_steps, burn_in, np.random.default_rng([seed, block]), system)
-        rows = {name: values[:kept].reshape(kept * n_steps, -1) for name, values in rows.items()}
-        rows["episode"] = np.repeat(np.arange(first, first + kept), n_steps)
-        rows["step"] = np.tile(np.arange(n_steps), kept)
-        yield rows
+        # A row belongs to the data if no earlier row of its episode is terminated.
+        recorded = np.cumsum(rows["terminated"], axis=1) == rows["terminated"]
+        episode, step = np.nonzero(recorded)
+        # Popped, and handed out without a name here: of a large block nothing is held twice for long.
+        yield {name: rows.pop(name)[recorded] for name in tuple(rows)} | {
+            "episode": block * _BLOCK_EPISODES + episode,
+            "step": step,
+        }
 
 
 def _simulate_block(
-    policy: Policy, n_steps: int, burn_in: int, rng: np.random.Generator, system: LinearGaussianSystem
+    policy: Policy, n_steps: int, burn_in: int, rng: np.random.Generator, system: System
 ) -> dict[str, Array]:
-    """State, action and reward of one whole block of episodes, (_BLOCK_EPISODES, n_steps, ·) each."""
+    """State, action and reward (_BLOCK_EPISODES, n_steps, ·) and terminated (_BLOCK_EPISODES, n_steps).
+
+    An episode that has ended is simulated on, so that the others do not depend on it, until all have ended:
+    what follows a terminated row is for the caller to leave out.
+    """
     dims = {"state": system.state_dim, "action": system.action_dim, "reward": system.reward_dim}
     rows = {name: np.empty((_BLOCK_EPISODES, n_steps, dim)) for name, dim in dims.items()}
-    state = rng.standard_normal((_BLOCK_EPISODES, system.state_dim))
+    rows["terminated"] = np.zeros((_BLOCK_EPISODES, n_steps), dtype=bool)
+    state, ended = rng.standard_normal((_BLOCK_EPISODES, system.state_dim)), np.zeros(_BLOCK_EPISODES, bool)
     for step in range(-burn_in, n_steps):
         action = policy.sample(state, rng)
         reward, following = system.step(state, action, rng)
         if step >= 0:
             rows["state"][:, step], rows["action"][:, step], rows["reward"][:, step] = state, action, reward
+            rows["terminated"][:, step] = terminated = system.terminates(following, rng)
+            ended |= terminated
+            if ended.all():
+                break
         state = following
     return rows
+
+
+def _first_rows(rows: dict[str, Array], n: int) -> dict[str, Array]:
+    return {name: values[:n] for name, values in rows.items()}
+
+
+def _are_transitions(rows: dict[str, Array]) -> Array:
+    """Tell which rows of whole episodes have a successor or are terminated."""
+    has_successor = np.append(rows["episode"][1:] == rows["episode"][:-1], False)
+    return has_successor | rows["terminated"]
+
+
+def _first_transitions(rows: dict[str, Array], n: int) -> dict[str, Array]:
+    """First rows of whole episodes, such that they have ``n`` transitions; all rows if there are no more."""
+    numbers = np.flatnonzero(_are_transitions(rows))
+    if len(numbers) <= n:
+        return rows
+    last = int(numbers[n - 1])
+    if rows["terminated"][last]:
+        return _first_rows(rows, last + 1)
+    kept = _first_rows(rows, last + 2)
+    # The successor is only where the last transition leads: were it terminated, it would be one more.
+    kept["terminated"] = np.append(kept["terminated"][:-1], False)
+    return kept
