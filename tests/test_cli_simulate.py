@@ -17,6 +17,7 @@ import pytest
 
 from kedrl_dask import TransitionStore, cli
 from kedrl_dask.datasets import simulation
+from kedrl_dask.datasets.systems import SYSTEMS
 from kedrl_dask.store import ArrayStore
 
 
@@ -99,6 +100,31 @@ def test_simulate__seed_and_pair_decide_the_data(tmp_path):
     assert len(set(prints.values())) == 3
 
 
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_simulate__system_by_name(name, tmp_path):
+    assert simulate(tmp_path / "store", "--system", name, "--steps", 9, "--seed", 2) == 0
+    pair, store = simulation.PAIRS["uniform-gaussian"], TransitionStore.open(tmp_path / "store")
+    expected = simulation.write(tmp_path / "same", pair, 40, n_steps=9, seed=2, system=SYSTEMS[name])
+    assert store.fingerprint == expected.fingerprint
+    assert store.n_transitions == 40
+    assert (store.n_terminal > 0) == (name == "terminating")
+
+
+def test_simulate__system_of_the_paper_unless_told(tmp_path):
+    prints = set()
+    for i, options in enumerate([(), *(("--system", name) for name in SYSTEMS)]):
+        assert simulate(tmp_path / str(i), *options) == 0
+        prints.add(TransitionStore.open(tmp_path / str(i)).fingerprint)
+        assert len(prints) == max(i, 1)
+
+
+def test_simulate__help_tells_the_systems(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["simulate", "--help"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert set(SYSTEMS) <= {words[0] for words in lines if len(words) > 3}
+
+
 def test_simulate__store_is_as_readable_as_other_new_directories(tmp_path):
     (tmp_path / "plain").mkdir()
     simulate(tmp_path / "store")
@@ -126,6 +152,7 @@ def test_write__advance_counts_the_transitions_of_each_block(tmp_path):
         (["store", "--transitions", "5", "--steps", "1"], "1 is not between 2 and 5,000"),
         (["store", "--transitions", "5", "--steps", "5001"], "a thousand episodes are in memory at a time"),
         (["store", "--transitions", "5", "--pair", "cauchy"], "invalid choice: 'cauchy'"),
+        (["store", "--transitions", "5", "--system", "chaos"], "invalid choice: 'chaos'"),
     ],
 )
 def test_simulate__bad_usage(arguments, message, capsys):

@@ -1,4 +1,4 @@
-"""``kedrl simulate``: data of the paper's system, of any size."""
+"""``kedrl simulate``: data of the paper's system or a variant of it, of any size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from kedrl_dask.cli.common import JSON, PAIR, SUCCESS, Verbs, add_verb, as_json, count, positive, print_out
 from kedrl_dask.cli.destination import new_store
 from kedrl_dask.datasets import simulation
+from kedrl_dask.datasets.systems import SYSTEMS
 from kedrl_dask.progress import Reporter
 from kedrl_dask.transitions import TransitionStore
 
@@ -38,6 +39,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "how many to simulate",
     },
     "--pair": PAIR,
+    "--system": {
+        "choices": sorted(SYSTEMS),
+        "default": "paper",
+        "metavar": "SYSTEM",
+        "help": "what the policy acts on: %(choices)s (default: %(default)s)",
+    },
     "--seed": {
         "type": count,
         "default": 0,
@@ -48,7 +55,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": _steps,
         "default": 50,
         "metavar": "T",
-        "help": "recorded time points of an episode, one more than its transitions (default: %(default)s)",
+        "help": "recorded time points of an episode that does not terminate, one more than its transitions "
+        "(default: %(default)s)",
     },
     "--overwrite": {
         "action": "store_true",
@@ -58,6 +66,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+NOTE = """\
+systems:
+  paper            rewards and next states with independent noises; episodes do not end by themselves
+  correlated       the noise of the reward is correlated with that of the next state
+  reward-in-state  the next state contains the reward received
+  terminating      episodes end for good, sooner in some states than in others
+
+"""
+
+
 def add(verbs: Verbs) -> None:
     """Add the verb."""
     parser = add_verb(
@@ -65,8 +83,10 @@ def add(verbs: Verbs) -> None:
         "simulate",
         _run,
         summary="write transitions of the paper's system, as many as wanted, to a store",
-        description="Simulate the paper's linear-Gaussian system under the behaviour policy of a pair and "
-        "store its\ntransitions, block by block: memory does not grow with their number.",
+        description="Simulate the paper's linear-Gaussian system, or a variant of it, under the behaviour "
+        "policy of a\npair and store its transitions, block by block: memory does not grow with their "
+        "number.",
+        note=NOTE,
     )
     for name, settings in OPTIONS.items():
         parser.add_argument(name, **settings)
@@ -74,12 +94,14 @@ def add(verbs: Verbs) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     start = time.perf_counter()
-    pair, total = simulation.PAIRS[options.pair], options.transitions
+    pair, system, total = simulation.PAIRS[options.pair], SYSTEMS[options.system], options.transitions
     with (
         new_store(options.output, options.overwrite) as path,
         Reporter().stage("simulation", total) as advance,
     ):
-        simulation.write(path, pair, total, n_steps=options.steps, seed=options.seed, advance=advance)
+        simulation.write(
+            path, pair, total, n_steps=options.steps, seed=options.seed, system=system, advance=advance
+        )
     store = TransitionStore.open(options.output)
     size = sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
     seconds = time.perf_counter() - start
