@@ -318,7 +318,7 @@ SYSTEMS: dict[str, System] = {
     "reward-in-state": PAPER_SYSTEM.with_reward_in_state(
         np.array([[0.0, 0.0, -1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]])
     ),
-    # Under the behaviour policies of the study an episode has about eight steps.
+    # Under the behaviour policies of the study an episode has about ten steps.
     "terminating": TerminatingSystem(PAPER_SYSTEM, weights=np.array([0.0, 0.0, 1.0, 0.0, -1.0]), bias=-2.5),
 }
 """Systems by name, all with the dimensions of the paper's, so that its policies act on each of them.
