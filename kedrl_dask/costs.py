@@ -16,6 +16,7 @@ __all__ = [
     "Stage",
     "conditioning",
     "design",
+    "diagnostics",
     "parallel_seconds",
     "process_memory",
     "ratio",
@@ -33,6 +34,8 @@ Residency = Literal["resident", "stored", "recomputed"]
 MIB, DOUBLE = 2**20, 8
 #: Transitions that the design is made on, as in ``choices``.
 DESIGN_SAMPLE = 20_000
+#: Blocks of episodes whose signs the test of separation draws.
+SEPARATION_BLOCKS = 20
 #: Products that preconditioned conjugate gradients usually take; a fit counts its own.
 USUAL_PRODUCTS = 100
 #: Folds of the cross-validation over blocks of episodes.
@@ -289,3 +292,18 @@ def solver(crew: Crew, residency: Residency) -> Stage:
     memory = process_memory(crew, held, crew.n_threads * features, 3 * partial, shared)
     counts = USUAL_PRODUCTS * per_product, USUAL_PRODUCTS * evaluations
     return Stage("solver", tasks, *counts, USUAL_PRODUCTS * seconds, memory, 0)
+
+
+def diagnostics(crew: Crew) -> Stage:
+    """The test of separation on the sample, by the driver; the rest is small."""
+    s, r = crew.sizes, crew.sizes.n_landmarks
+    n, waves = min(DESIGN_SAMPLE, s.n_transitions), 4 * s.n_features
+    evaluations = 2.0 * n * (r + s.n_basis * s.n_draws)
+    flop = 2.0 * n * r * (2 * r + 3 * waves) + SEPARATION_BLOCKS * 4.0 * r * r * waves
+    seconds = flop / crew.machine.exact_gemm + 3 * evaluations / crew.machine.evaluations
+    fields = SEPARATION_BLOCKS * r * 2 * s.n_features * 4
+    block = DOUBLE * (n // SEPARATION_BLOCKS + 1_000) * (2 * r + 4 * waves) + DOUBLE * 6 * r * (r + waves)
+    own = crew.machine.baseline
+    if crew.n_workers == 1:
+        own = process_memory(crew, fields, block, regression_memory(crew), shared_memory(s))
+    return Stage("diagnostics", 1, flop, evaluations, seconds, own, 0)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask import grid as grids
+from kedrl_dask.costs import SEPARATION_BLOCKS
 from kedrl_dask.fitting import Fit
 from kedrl_dask.passes import Continuation
 from kedrl_dask.policies import Policy
@@ -27,8 +28,6 @@ Array = npt.NDArray[Any]
 
 #: Inputs (s', a' ~ π) at which the fitted map is looked at; no conditioning point is among them.
 N_HELD_OUT = 1_000
-#: Blocks of episodes whose signs the test of separation draws.
-SEPARATION_BLOCKS = 20
 
 
 def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:

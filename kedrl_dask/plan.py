@@ -210,13 +210,14 @@ def _stages(crew: Crew, form: Form, shards: int) -> Iterator[tuple[Residency, tu
     first += [costs.streaming(crew), costs.regression(crew)]
     if form == "separated":
         for residency in RESIDENCIES["separated"]:
-            yield residency, (*first, costs.conditioning(crew), costs.solver(crew, residency))
+            last = costs.conditioning(crew), costs.solver(crew, residency), costs.diagnostics(crew)
+            yield residency, (*first, *last)
         return
     if form == "contracted":
         first.append(paired_costs.contraction(crew, shards))
     for residency in RESIDENCIES[form]:
         solver = paired_costs.paired_solver(crew, form, residency)
-        yield residency, (*first, paired_costs.compression(crew), solver)
+        yield residency, (*first, paired_costs.compression(crew), solver, costs.diagnostics(crew))
 
 
 RESIDENCIES: dict[Form, tuple[Residency, ...]] = {

@@ -163,6 +163,7 @@ def _quality_rows(facts: dict[str, Any]) -> Iterator[Row]:
     yield "grid, inside its hull", f"{grid['inside']:.1%} of the shifted points r + γz"
     yield "Nyström residual", f"{facts['nystrom_residual']:.3g} of the input kernel's trace"
     yield "feature error", f"{facts['feature_error']:.3g} σ², against the exact return kernel"
+    yield "separation", _separation(facts["separation"], facts["settings"]["construction"])
     yield "mass of Γ", f"{_spread(facts['gamma_mass'])}; 1 is right"
     if ratio is not None:
         yield "ratio, effective sample", f"{ratio['effective_sample_size']:.1%} of the transitions"
@@ -173,6 +174,17 @@ def _quality_rows(facts: dict[str, Any]) -> Iterator[Row]:
         "Bellman risk, held out",
         f"{held_out['bellman_risk']:.3g}, mean over {held_out['inputs']:,} inputs",
     )
+
+
+def _separation(found: dict[str, Any], construction: str) -> str:
+    """Which construction the data ask for, and what it is told from."""
+    text = f"targets differ by {found['difference']:.2g} beside a residual of {found['residual']:.2g}"
+    if found["p_value"] is None:
+        return f"{text}; too few episodes to tell from noise"
+    text += f", p = {found['p_value']:.3f}"
+    if found["recommends"] == "paired" and construction == "separated":
+        return f"[yellow]{text}: the data ask for construction='paired'[/yellow]"
+    return f"{text}: the data ask for no more than {found['recommends']!r}"
 
 
 def _spread(values: dict[str, Any]) -> str:

@@ -95,8 +95,9 @@ def separation(
         reward, continuation = (np.ascontiguousarray(half) for half in np.hsplit(error, 2))
         rotated = as_complex(continuation)
         rotated *= as_complex(reward)
-        fields.append((root @ cho_solve(factor, part.features.T @ continuation)).ravel())
-    inner = scale * (np.stack(fields) @ np.stack(fields).T)
+        field = root @ cho_solve(factor, part.features.T @ continuation)
+        fields.append(field.ravel().astype(np.float32))
+    inner = scale * np.array([[np.vdot(a, b) for b in fields] for a in fields], dtype=np.float64)
     total, noise = float(inner.sum()), float(np.trace(inner))
     return Separation(
         float(np.sqrt(max(0.0, total - noise))), float(np.sqrt(noise)), _p_value(inner, total, random_state)

@@ -58,6 +58,7 @@ def test_plan__ratio_has_a_stage_of_its_own():
         "regression",
         "conditioning points",
         "solver",
+        "diagnostics",
     ]
     assert "density ratio" not in [s.name for s in plan().stages]
 
@@ -145,6 +146,42 @@ def test_fold__groups_do_not_change_the_order_of_the_sum(n_items):
     assert total(1) == pytest.approx(values.sum())
 
 
+def test_plan__paired_form_follows_cost_and_memory():
+    """Contracting pays for itself over the products, unless it is too large or there are few transitions."""
+    forms = ["contracted", "matrix-free"]
+
+    def form(budget=4 * GIB, **sizes):
+        return make_plan(replace(SIZES, **sizes), NOMINAL, 2, 1, budget, forms)
+
+    small = {"n_landmarks": 300, "n_basis": 150, "n_features": 128}
+    assert form(**small).form == "contracted"
+    assert form(n_landmarks=2_000, n_basis=1_000, n_features=1_024).form == "matrix-free"
+    assert [s.name for s in form(**small).stages][3:] == [
+        "contraction",
+        "conditioning points",
+        "solver",
+        "diagnostics",
+    ]
+    assert make_plan(replace(SIZES, **small), NOMINAL, 2, 1, 4 * GIB, ["matrix-free"]).form == "matrix-free"
+
+
+def test_plan__paired_memory_is_flat_and_time_linear():
+    for form, stage in (("contracted", "contraction"), ("matrix-free", "solver")):
+        large = make_plan(SIZES, NOMINAL, 2, 1, 4 * GIB, [form])
+        sizes = replace(SIZES, n_rows=SIZES.n_rows // 10, n_transitions=SIZES.n_transitions // 10)
+        small = make_plan(sizes, NOMINAL, 2, 1, 4 * GIB, [form])
+        seconds = [next(s.seconds for s in p.stages if s.name == stage) for p in (large, small)]
+        assert 9 < seconds[0] / seconds[1] < 11
+        assert large.memory < 1.1 * small.memory
+
+
+def test_plan__short_of_memory_takes_more_shards():
+    wide = make_plan(SIZES, NOMINAL, 2, 1, 8 * GIB, ["contracted"])
+    narrow = make_plan(SIZES, NOMINAL, 2, 1, wide.memory * 3 // 4, ["contracted"])
+    assert narrow.n_shards > wide.n_shards
+    assert narrow.memory < wide.memory
+
+
 def test_model_plan__measures_and_does_not_fit(tmp_path):
     store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(30, 9))
     model = KEDRL(0.6, n_atoms=10)
@@ -188,8 +225,10 @@ print(json.dumps([model.plan_.memory, peak_memory()]))
         {},
         {"n_features": 1024, "n_basis": 400, "n_landmarks": 700},
         {"continuation": "ratio", "precision": "double", "n_features": 512},
+        {"construction": "paired", "paired_form": "contracted", "n_features": 32},
+        {"construction": "paired", "paired_form": "matrix-free", "n_features": 64},
     ],
-    ids=["default", "large", "ratio"],
+    ids=["default", "large", "ratio", "contracted", "matrix-free"],
 )
 def test_measured_memory__within_the_projected(settings, tmp_path):
     """A fit in a process of its own; and the plan is no wild guess."""

@@ -34,6 +34,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--landmarks": _number("n_landmarks", "Nyström landmarks"),
     "--features": _number("n_features", "spectral frequencies"),
     "--conditioning": _number("n_conditioning", "conditioning points"),
+    "--construction": {
+        "choices": ("separated", "paired"),
+        "help": "how reward and continuation are averaged",
+    },
+    "--paired-form": {
+        "choices": ("auto", "contracted", "matrix-free"),
+        "help": "how the paired construction makes its target",
+    },
     "--continuation": {"choices": ("sampled", "ratio"), "help": "how the target policy comes in"},
     "--precision": {"choices": ("mixed", "double"), "help": "precision of matrix products"},
     "--workers": {
@@ -55,6 +63,8 @@ PARAMETERS = (
     "n_landmarks",
     "n_features",
     "n_conditioning",
+    "construction",
+    "paired_form",
     "continuation",
     "precision",
 )
