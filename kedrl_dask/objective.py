@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kedrl_dask import criterion
 from kedrl_dask.costs import Residency
-from kedrl_dask.criterion import Chunk, Penalties, ReturnSpace
+from kedrl_dask.criterion import Chunk, Penalties, Space
 from kedrl_dask.division import Node, fold
 from kedrl_dask.execute import Executor
 from kedrl_dask.passes import Conditioning
@@ -44,7 +44,7 @@ class BellmanObjective:
     residency : Residency
         Whether chunks stay with the workers that loaded them, are read from the store for every product,
         or are computed anew.
-    space : ReturnSpace
+    space : ReturnSpace or ExactReturnSpace
     penalties : Penalties
     ridge : float
         λ_B.
@@ -56,7 +56,7 @@ class BellmanObjective:
         points: Conditioning,
         groups: Sequence[Ranges],
         residency: Residency,
-        space: ReturnSpace,
+        space: Space,
         penalties: Penalties,
         ridge: float,
     ) -> None:
@@ -72,8 +72,8 @@ class BellmanObjective:
         if residency == "resident":
             self._chunks = executor.hold(_load, self._chunks, shared_points)
         self._in_memory: Chunk | None = None
-        moment, power = self._sum(criterion.moments)
-        right = return_gram(space, power, penalties.mass)
+        moment, target_moment = self._sum(criterion.moments)
+        right = return_gram(space, target_moment, penalties.mass)
         self.coordinates = Coordinates.build(moment, right, ridge)
 
     @property
@@ -157,5 +157,5 @@ def _add(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
-def _product(chunk: Chunk, space: ReturnSpace, penalties: Penalties, direction: Array) -> tuple[Array]:
+def _product(chunk: Chunk, space: Space, penalties: Penalties, direction: Array) -> tuple[Array]:
     return (criterion.product(chunk, space, penalties, direction),)

@@ -15,8 +15,8 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "grid", "kernels", "noise", "nystrom", "operators", "policies", "precondition",
-        "ratio", "scratch", "solvers", "spectral", "tuning",
+        "criterion", "design", "exact", "grid", "kernels", "noise", "nystrom", "operators", "policies",
+        "precondition", "ratio", "scratch", "solvers", "spectral", "tuning",
     },
     # Storage and execution.
     2: {
