@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask import grid as grids
+from kedrl_dask.costs import EXACT_HELD_OUT
 from kedrl_dask.fitting import Fit
 from kedrl_dask.policies import Policy
 from kedrl_dask.spectral import kernel_error
@@ -45,7 +46,8 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
             "features": len(choices.frequencies),
             "conditioning": len(fit.gamma_mass),
         },
-        "precision": model.precision,
+        "operators": model.get_params(deep=False)["operators"],
+        "precision": "double" if fit.plan.sizes.exact else model.precision,
         "residency": fit.plan.residency,
         "data": store.fingerprint,
         "policy": repr(policy),
@@ -113,7 +115,8 @@ def _held_out(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) ->
     """Bellman risk, coefficient mass and negative mass at successor states with target actions."""
     rng = np.random.default_rng([model.random_state, 7])
     sample = fit.choices.sample
-    rows = np.sort(rng.permutation(len(sample))[:N_HELD_OUT])
+    n_held_out = EXACT_HELD_OUT if fit.plan.sizes.exact else N_HELD_OUT
+    rows = np.sort(rng.permutation(len(sample))[:n_held_out])
     state = sample.next_state[rows]
     inputs = np.hstack([state, policy.sample(state, rng)])
     risk, weights = model._bellman_risk(inputs), model._weights(inputs)

@@ -18,8 +18,9 @@ from kedrl_dask import ratio as ratios
 from kedrl_dask.cache import Cache, Facts
 from kedrl_dask.choices import TUNING_SAMPLE, Choices, make_choices
 from kedrl_dask.conditioning import find_conditioning
-from kedrl_dask.criterion import Penalties, ReturnSpace
+from kedrl_dask.criterion import Penalties, Space
 from kedrl_dask.division import RowBlock, in_groups, pieces
+from kedrl_dask.evaluation import exact_operators, return_space
 from kedrl_dask.execute import Executor
 from kedrl_dask.objective import BellmanObjective
 from kedrl_dask.operators import ConditionalOperators
@@ -42,7 +43,9 @@ from kedrl_dask.progress import Reporter
 from kedrl_dask.schema import (
     BLOCK_SCALARS,
     CONDITIONING,
+    CONDITIONING_BLOCKS,
     CONDITIONING_CONTINUATION,
+    CONDITIONING_FEATURES,
     CONTINUATION_SUMS,
     INPUT_SUMS,
     REWARD_SUMS,
@@ -71,7 +74,7 @@ class Fit:
 
     choices: Choices
     operators: ConditionalOperators
-    space: ReturnSpace
+    space: Space
     solution: Solution
     ridge_gamma: float
     ridge_b: float
@@ -130,10 +133,16 @@ def run_fit(
             ratio, sums = recalibrate(ratio, sums)
         ridge_gamma, errors = choose_ridge(settings.ridge_gamma, sums)
         operators = regress(choices.features, choices.basis.landmarks, sums, ridge_gamma)
+        if settings.operators == "exact":
+            operators = exact_operators(
+                operators, store, choices.grid, choices.return_kernel, settings.discount, ridge_gamma
+            )
     ranges = settings.ranges(store.n_transitions)
     with reporter.stage("conditioning points", len(ranges)) as advance:
         points = _condition(settings, store, choices, operators, ranges, executor, cache, advance)
-    space = ReturnSpace.build(choices.grid, choices.frequencies, settings.discount, choices.return_kernel)
+    space = return_space(
+        operators, choices.grid, choices.frequencies, settings.discount, choices.return_kernel
+    )
     ridge_b = settings.ridge_b
     if ridge_b == "auto":
         ridge_b = RELATIVE_RIDGE_B * (choices.features.kernel.sigma * choices.return_kernel.sigma) ** 2
@@ -250,7 +259,7 @@ def _stream(
         "data": store.fingerprint,
         "features": [features.kernel, features.landmarks, features.whitening],
         "blocks": len(blocks),
-        "precision": settings.precision,
+        "precision": settings.dtype.name,
     }
     facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
     facts["continuation"] = {
@@ -281,11 +290,12 @@ def _condition(
     """Choose the conditioning points and evaluate the operators there."""
     n_points = ranges[-1][1]
     inputs, weights = find_conditioning(settings, store, operators.kernel, cache)
-    specs = [s for s in CONDITIONING if s.name != "terminal_waves" or operators.terminal is not None]
-    stored = {"basis", "reward_waves", "terminal_waves", "continuation"}
-    dtype = settings.dtype
+    target = CONDITIONING_BLOCKS if settings.operators == "exact" else CONDITIONING_FEATURES
+    target = tuple(spec for spec in target if store.n_terminal > 0 or "terminal" not in spec.name)
+    stored = {"basis", "continuation", *(spec.name for spec in target)}
+    dtype, m = settings.dtype, len(choices.grid)
     sizes = {"point": n_points, "input_dim": inputs.shape[1], "basis": choices.basis.rank}
-    sizes["wave"] = operators.reward.shape[1]
+    sizes |= {"wave": operators.reward.shape[1], "atom": m, "atom_again": m}
     whitened = replace(operators, continuation=operators.continuation @ choices.basis.whitening)
 
     def create(path: Path, specs: Any) -> ArrayStore:
@@ -297,7 +307,7 @@ def _condition(
         stores = [create(missing["conditioning-policy"], CONDITIONING_CONTINUATION)]
         with_shared = "conditioning" in missing
         if with_shared:
-            stores.append(create(missing["conditioning"], specs))
+            stores.append(create(missing["conditioning"], CONDITIONING + target))
             stores[-1].write("input", 0, inputs)
             stores[-1].write("weight", 0, weights)
         points = missing.get("conditioning", cache.path("conditioning", facts["conditioning"]))
@@ -311,8 +321,8 @@ def _condition(
         "points": [inputs, weights, ranges[0][1]],
         "basis": [choices.basis.kernel, choices.basis.landmarks, choices.basis.whitening],
         "features": [choices.features.landmarks, choices.features.whitening],
-        "operators": [operators.reward, operators.mass, operators.terminal],
-        "precision": settings.precision,
+        "operators": operators.target_facts,
+        "precision": dtype.name,
     }
     facts["conditioning-policy"] = {**facts["conditioning"], "continuation": whitened.continuation}
     paths = cache.get_all(facts, make)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,18 +12,20 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from kedrl_dask import persist
-from kedrl_dask.criterion import ReturnSpace, bellman_residual
+from kedrl_dask.criterion import Space, bellman_residual
 from kedrl_dask.diagnostics import diagnose
 from kedrl_dask.division import even_ranges
+from kedrl_dask.evaluation import operator_blocks, return_space
 from kedrl_dask.execute import Executor, default_executor, one_blas_thread
 from kedrl_dask.fitting import run_fit, workspace
 from kedrl_dask.kernels import Matern
+from kedrl_dask.operators import OperatorBlocks
 from kedrl_dask.plan import Plan
 from kedrl_dask.planning import checked_plan, plan_fit
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
-from kedrl_dask.settings import Conditioning, Settings
+from kedrl_dask.settings import Conditioning, Settings, exact_rows
 from kedrl_dask.solvers import Solver
 from kedrl_dask.spectral import Method
 from kedrl_dask.transitions import TransitionStore
@@ -98,11 +101,18 @@ class KEDRL(BaseEstimator):
     n_blocks : int
         Blocks of whole episodes by which sums are kept.
     chunk_points : "auto" or int
-        Most conditioning points in a chunk.
+        Most conditioning points in a chunk. With exact operators every chunk costs N²m²/2 kernel
+        evaluations, whatever its size, and 16·m² bytes for each of its points.
     precision : {"mixed", "double"}
-        Matrix products in single precision with sums and gradients in double, or all in double.
+        Matrix products in single precision with sums and gradients in double, or all in double. With
+        exact operators all is in double.
     random_state : int
         Seed of everything random.
+    operators : {"features", "exact"}
+        The return kernel through ``n_features`` spectral features; or itself, with H and G (eq:h_ij,
+        eq:g_ij) at every conditioning point as double sums over the transitions, for some thousands of
+        them at most: :meth:`plan` says what it takes. Features then serve the choice of λ_Γ alone.
+        After a fit, ``model.operators(state, action)`` evaluates H, G, Φ_L and k_L anywhere.
 
     Attributes
     ----------
@@ -117,7 +127,7 @@ class KEDRL(BaseEstimator):
     input_kernel_, return_kernel_, ridge_gamma_, ridge_b_
         The settings used.
     operators_ : ConditionalOperators
-        Φ_L, ρ and ΣΓ at any input.
+        Φ_L, ρ and ΣΓ at any input; with exact operators, H and G in place of ρ.
     ratio_ : DensityRatio or None
         η̂, with ``continuation="ratio"``.
     plan_ : Plan
@@ -155,6 +165,7 @@ class KEDRL(BaseEstimator):
         chunk_points: int | Literal["auto"] = "auto",
         precision: Literal["mixed", "double"] = "mixed",
         random_state: int = 0,
+        operators: Literal["features", "exact"] = "features",
     ) -> None:
         self.discount = discount
         self.construction = construction
@@ -184,6 +195,39 @@ class KEDRL(BaseEstimator):
         self.chunk_points = chunk_points
         self.precision = precision
         self.random_state = random_state
+        self.operators = operators
+
+    # ``operators`` is a parameter and also what evaluates them after a fit. Stored under its own name the
+    # parameter would hide the method, so a property takes the one and gives the other; scikit-learn reads
+    # and writes the parameter through get_params and set_params.
+    @property
+    def operators(self) -> Callable[..., OperatorBlocks]:
+        """H, G, Φ_L and k_L at any inputs: ``model.operators(state, action, exact=None, store=None)``.
+
+        Parameters
+        ----------
+        state, action : (n, p) and (n, q) arrays
+        exact : bool, optional
+            Whether H and G come from the return kernel itself and not from features; as in the fit
+            unless given.
+        store : TransitionStore or path, optional
+            The transitions of the fit, which exact sums go over. A model fitted with
+            ``operators="exact"`` has its own.
+
+        Returns
+        -------
+        OperatorBlocks
+            Arrays ``H``, ``G`` (n, m, m), ``Phi``, ``k_L`` (n, L), and terminal terms if there are any.
+        """
+        return self._evaluate_operators
+
+    @operators.setter
+    def operators(self, value: Literal["features", "exact"]) -> None:
+        self._operators = value
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name; see scikit-learn."""
+        return super().get_params(deep) | {"operators": self._operators}
 
     def fit(
         self,
@@ -322,14 +366,26 @@ class KEDRL(BaseEstimator):
 
     def _bellman_risk(self, inputs: Array) -> Array:
         space = self.return_space_
+        rows = ROWS if self._operators == "features" else exact_rows(len(self.grid_))
         return self._by_rows(
-            inputs, lambda x: bellman_residual(self.operators_(x)[0], space, self.coefficients_)
+            inputs, lambda x: bellman_residual(self.operators_(x)[0], space, self.coefficients_), rows
         )
 
+    def _evaluate_operators(
+        self,
+        state: npt.ArrayLike,
+        action: npt.ArrayLike,
+        *,
+        exact: bool | None = None,
+        store: TransitionStore | str | Path | None = None,
+    ) -> OperatorBlocks:
+        return operator_blocks(self, self._inputs(state, action), exact, store)
+
     @property
-    def return_space_(self) -> ReturnSpace:
-        """Features of the grid and of the discounted grid."""
-        return ReturnSpace.build(self.grid_, self.frequencies_, self.discount, self.return_kernel_)
+    def return_space_(self) -> Space:
+        """The grid seen through the features of the fit, or with exact operators through the kernel."""
+        fixed = self.grid_, self.frequencies_, self.discount, self.return_kernel_
+        return return_space(self.operators_, *fixed)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model as a Zarr store (no pickle) at a new path."""
@@ -358,10 +414,10 @@ class KEDRL(BaseEstimator):
             raise ValueError(f"state has {len(arrays[0])} rows and action {len(arrays[1])}; they must agree")
         return np.hstack(arrays)
 
-    def _by_rows(self, inputs: Array, function: Any) -> Array:
+    def _by_rows(self, inputs: Array, function: Any, rows: int = ROWS) -> Array:
         if len(inputs) == 0:
             return function(inputs)
-        return np.concatenate([function(inputs[a:b]) for a, b in even_ranges(len(inputs), ROWS)])
+        return np.concatenate([function(inputs[a:b]) for a, b in even_ranges(len(inputs), rows)])
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there are coefficients."""

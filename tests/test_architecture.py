@@ -26,7 +26,7 @@ FLOORS = {
     # What people touch.
     3: {
         "__init__", "__main__", "choices", "cli", "conditioning", "datasets", "demo", "diagnostics",
-        "fitting", "model", "persist", "planning", "plots", "report", "settings", "sums",
+        "evaluation", "fitting", "model", "persist", "planning", "plots", "report", "settings", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--features": _number("n_features", "spectral frequencies"),
     "--conditioning": _number("n_conditioning", "conditioning points"),
     "--continuation": {"choices": ("sampled", "ratio"), "help": "how the target policy comes in"},
+    "--operators": {"choices": ("features", "exact"), "help": "return kernel in features, or itself"},
     "--precision": {"choices": ("mixed", "double"), "help": "precision of matrix products"},
     "--workers": {
         "type": count,
@@ -57,6 +58,7 @@ PARAMETERS = (
     "n_conditioning",
     "continuation",
     "precision",
+    "operators",
 )
 
 
