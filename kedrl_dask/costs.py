@@ -36,7 +36,7 @@ N_FOLDS = 5
 #: Share of the flop rate of square matrices that the passes and the products reach.
 EFFICIENCY = 0.75
 #: Inputs at which the diagnostics of exact operators evaluate the Bellman risk.
-EXACT_HELD_OUT = 200
+EXACT_HELD_OUT = 100
 #: Bytes that one thread takes for a block of exact kernel values, and of their products with weights.
 EXACT_WORK = 32 * MIB
 #: Bytes of H and G that a thread multiplies with vectors per second.

@@ -31,7 +31,7 @@ DEFAULT_CONDITIONING = 20_000
 CHUNK_POINTS, CHUNK_MULTIPLE = 4_096, 8
 #: Fewest points of a chunk with exact operators, where every chunk evaluates the kernel between all shifted
 #: rewards anew, and the most bytes of its H and G.
-EXACT_POINTS, EXACT_BYTES = 256, 2**26
+EXACT_POINTS, EXACT_BYTES = 512, 2**27
 #: Transitions that k-means divides: five for each conditioning point, but between these.
 FEWEST_CLUSTERED, MOST_CLUSTERED = 20_000, 100_000
 

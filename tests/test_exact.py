@@ -362,9 +362,9 @@ def test_ranges__large_enough_to_share_kernel_evaluations_and_small_enough_for_m
         return Settings(**model.get_params()).ranges(10**6)[0][1]
 
     assert chunk(200) == 200
-    assert chunk(1_000) == 250
-    assert chunk(4_000, n_atoms=50) == 500
-    assert 16 * 100**2 * chunk(50_000) <= 2**26
+    assert chunk(1_000) == 500
+    assert chunk(8_000, n_atoms=50) == 1_000
+    assert 16 * 100**2 * chunk(50_000) <= 2**27
     assert chunk(50_000, n_atoms=5_000) == 1
     assert chunk(100, chunk_points=7) == 7
     grid = np.zeros((5_000, 2))
