@@ -42,6 +42,12 @@ USUAL_PRODUCTS = 100
 N_FOLDS = 5
 #: Share of the flop rate of square matrices that the passes and the products reach.
 EFFICIENCY = 0.75
+#: Inputs at which the diagnostics of exact operators evaluate the Bellman risk.
+EXACT_HELD_OUT = 100
+#: Bytes that one thread takes for a block of exact kernel values, and of their products with weights.
+EXACT_WORK = 32 * MIB
+#: Bytes of H and G that a thread multiplies with vectors per second.
+EXACT_READ = 5e9
 #: Seconds that a task costs beside its work.
 TASK_SECONDS = 0.004
 #: Allocators keep more than is in use, and libraries need room of their own.
@@ -104,6 +110,7 @@ class Sizes:
     n_centers: int  # of the density ratio; 0 without
     has_terminal: bool
     itemsize: int  # of the products
+    exact: bool = False  # H and G from the return kernel itself
 
     @property
     def waves(self) -> int:
@@ -118,7 +125,16 @@ class Sizes:
     @property
     def point(self) -> int:
         """Bytes that the solver needs of one conditioning point."""
-        return self.itemsize * (2 * self.n_basis + self.waves)
+        target = self.waves
+        if self.exact:
+            target = 2 * self.n_atoms**2 + (2 * self.n_atoms + 1 if self.has_terminal else 0)
+        return self.itemsize * (2 * self.n_basis + target)
+
+    @property
+    def forms(self) -> int:
+        """N×N kernel matrices that a chunk of points takes with exact operators: one for each shift of G."""
+        shifts = self.n_atoms * (self.n_atoms - 1) // 2 + 1
+        return shifts + (self.n_atoms if self.has_terminal else 0)
 
     @property
     def row(self) -> int:
@@ -238,33 +254,44 @@ def regression(crew: Crew) -> Stage:
 
 
 def regression_memory(crew: Crew) -> int:
-    """Coefficients of the regression, twice; and its sums, where the driver is the worker."""
+    """Coefficients of the regression, twice; its sums, where the driver is the worker; for exact sums, Γ."""
     s = crew.sizes
     kept = N_FOLDS * s.sums if crew.n_workers == 1 else 0
+    if s.exact:
+        kept += s.n_transitions * (2 * s.n_landmarks + 4 * (s.state_dim + s.action_dim + s.reward_dim))
     return DOUBLE * (2 * s.n_landmarks * (s.n_basis + s.waves + 1) + kept)
 
 
-def _evaluation(s: Sizes) -> tuple[float, int, int]:
-    """Flop, kernel evaluations and bytes to evaluate the operators at one conditioning point."""
-    flop = 2.0 * s.n_landmarks * (0.6 * s.n_landmarks + s.n_basis + s.waves)
-    numbers = 3 * s.n_landmarks + 3 * s.n_basis + 2 * s.waves
-    return flop, s.n_landmarks + s.n_basis, DOUBLE * numbers
+def _evaluation(s: Sizes, chunk_points: int) -> tuple[float, float, int]:
+    """Flop, kernel evaluations and bytes to evaluate the operators at one point of a chunk."""
+    flop = 2.0 * s.n_landmarks * (0.6 * s.n_landmarks + s.n_basis)
+    evaluations, numbers = float(s.n_landmarks + s.n_basis), 3 * s.n_landmarks + 3 * s.n_basis
+    if not s.exact:
+        return flop + 2.0 * s.n_landmarks * s.waves, evaluations, DOUBLE * (numbers + 2 * s.waves)
+    # Γ, then H and G; all points of a chunk share the kernel evaluations.
+    n, m = float(s.n_transitions), s.n_atoms
+    flop += 2 * n * (s.n_landmarks + m * m + n * s.forms)
+    evaluations += n * (m * m + n * s.forms) / chunk_points
+    return flop, evaluations, DOUBLE * (numbers + 2 * s.n_transitions + 4 * m * m)
+
+
+def _double_rates(s: Sizes) -> tuple[int, int]:
+    """How much longer products and kernel evaluations take in double precision than in that of the fit."""
+    return (1, 1) if s.itemsize == DOUBLE else (2, 3)
 
 
 def conditioning(crew: Crew) -> Stage:
     """The operators at the conditioning points, in double precision."""
     s = crew.sizes
-    flop, evaluations, held = _evaluation(s)
+    flop, evaluations, held = _evaluation(s, s.chunk_points)
     tasks = -(-s.n_conditioning // s.chunk_points)
-    # In double precision, whatever that of the products: half the rate.
-    seconds = parallel_seconds(
-        crew, 2 * flop * s.n_conditioning, 3 * evaluations * s.n_conditioning, 0, tasks
-    )
+    slower, counts = _double_rates(s), (flop * s.n_conditioning, evaluations * s.n_conditioning)
+    seconds = parallel_seconds(crew, slower[0] * counts[0], slower[1] * counts[1], 0, tasks)
     inputs = DOUBLE * (s.state_dim + s.action_dim + 2) * s.n_conditioning
+    task = s.chunk_points * held + (EXACT_WORK if s.exact else 0)
     memory = process_memory(
-        crew, crew.n_threads * s.chunk_points * held, regression_memory(crew), shared_memory(s), 4 * inputs
+        crew, crew.n_threads * task, regression_memory(crew), shared_memory(s), 4 * inputs
     )
-    counts = flop * s.n_conditioning, float(evaluations * s.n_conditioning)
     return Stage("conditioning points", tasks, *counts, seconds, memory, s.n_conditioning * s.point + inputs)
 
 
@@ -272,18 +299,21 @@ def solver(crew: Crew, residency: Residency) -> Stage:
     """Products of the Hessian; one task for each thread of a cluster."""
     s, m = crew.sizes, crew.machine
     chunk = s.chunk_points * s.point
-    per_product = 8.0 * s.n_conditioning * s.n_atoms * (s.n_basis + s.waves)
+    # Through the features and back, or with H twice, and G.
+    through = s.n_atoms * s.n_atoms if s.exact else s.n_atoms * s.waves
+    per_product = 8.0 * s.n_conditioning * (s.n_atoms * s.n_basis + through)
     tasks = min(crew.n_workers * crew.n_threads, -(-s.n_conditioning // s.chunk_points))
-    again, evaluations, resident = 0.0, 0.0, 0
+    # H and G come from memory for every product.
+    again, evaluations, resident = s.n_conditioning * s.point / EXACT_READ if s.exact else 0.0, 0.0, 0
     if residency == "resident":
         resident = -(-s.n_conditioning // crew.n_workers) * s.point
     elif residency == "stored":
-        again = s.n_conditioning * s.point / m.stored
+        again += s.n_conditioning * s.point / m.stored
     else:
-        flop, kernel, held = _evaluation(s)
-        again = 2 * s.n_conditioning * flop / (EFFICIENCY * m.gemm)
-        evaluations, chunk = float(s.n_conditioning * kernel), s.chunk_points * (s.point + held)
-    seconds = parallel_seconds(crew, per_product, 3 * evaluations, 0, tasks) + again / tasks
+        flop, kernel, held = _evaluation(s, s.chunk_points)
+        again += _double_rates(s)[0] * s.n_conditioning * flop / (EFFICIENCY * m.gemm)
+        evaluations, chunk = s.n_conditioning * kernel, s.chunk_points * (s.point + held)
+    seconds = parallel_seconds(crew, per_product, _double_rates(s)[1] * evaluations, 0, tasks) + again / tasks
     features = 16 * 2**21
     # Sums over chunks are folded as they come.
     partial = DOUBLE * s.n_basis * s.n_atoms * (-(-s.n_conditioning // s.chunk_points)).bit_length()
@@ -295,15 +325,21 @@ def solver(crew: Crew, residency: Residency) -> Stage:
 
 
 def diagnostics(crew: Crew) -> Stage:
-    """The test of separation on the sample, by the driver; the rest is small."""
+    """The test of separation on the sample, and the Bellman risk at held-out inputs, by the driver."""
     s, r = crew.sizes, crew.sizes.n_landmarks
     n, waves = min(DESIGN_SAMPLE, s.n_transitions), 4 * s.n_features
-    evaluations = 2.0 * n * (r + s.n_basis * s.n_draws)
     flop = 2.0 * n * r * (2 * r + 3 * waves) + SEPARATION_BLOCKS * 4.0 * r * r * waves
-    seconds = flop / crew.machine.exact_gemm + 3 * evaluations / crew.machine.evaluations
+    evaluations = 6.0 * n * (r + s.n_basis * s.n_draws)
     fields = SEPARATION_BLOCKS * r * 2 * s.n_features * 4
     block = DOUBLE * (n // SEPARATION_BLOCKS + 1_000) * (2 * r + 4 * waves) + DOUBLE * 6 * r * (r + waves)
+    held = fields + block
+    if s.exact:
+        n_points = min(EXACT_HELD_OUT, s.n_transitions)
+        own_flop, own_evaluations, own_held = _evaluation(s, n_points)
+        flop, evaluations = flop + n_points * own_flop, evaluations + n_points * own_evaluations
+        held = max(held, n_points * own_held + EXACT_WORK)
+    seconds = flop / (EFFICIENCY * crew.machine.exact_gemm) + evaluations / crew.machine.evaluations
     own = crew.machine.baseline
     if crew.n_workers == 1:
-        own = process_memory(crew, fields, block, regression_memory(crew), shared_memory(s))
+        own = process_memory(crew, held, regression_memory(crew), shared_memory(s))
     return Stage("diagnostics", 1, flop, evaluations, seconds, own, 0)

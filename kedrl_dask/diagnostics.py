@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask import evaluation
 from kedrl_dask import grid as grids
-from kedrl_dask.costs import SEPARATION_BLOCKS
+from kedrl_dask.costs import EXACT_HELD_OUT, SEPARATION_BLOCKS
+from kedrl_dask.criterion import ReturnSpace
 from kedrl_dask.fitting import Fit
-from kedrl_dask.passes import Continuation
 from kedrl_dask.policies import Policy
 from kedrl_dask.separation import SeparatedParts, separation
 from kedrl_dask.spectral import kernel_error, waves
@@ -50,7 +51,8 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
             "features": len(choices.frequencies),
             "conditioning": len(fit.gamma_mass),
         },
-        "precision": model.precision,
+        "operators": model.get_params(deep=False)["operators"],
+        "precision": "double" if fit.plan.sizes.exact else model.precision,
         "residency": fit.plan.residency,
         "data": store.fingerprint,
         "policy": repr(policy),
@@ -119,14 +121,15 @@ def _held_out_inputs(model: KEDRL, fit: Fit, policy: Policy) -> Array:
     """Successor states with target actions."""
     rng = np.random.default_rng([model.random_state, 7])
     sample = fit.choices.sample
-    rows = np.sort(rng.permutation(len(sample))[:N_HELD_OUT])
+    n_held_out = EXACT_HELD_OUT if fit.plan.sizes.exact else N_HELD_OUT
+    rows = np.sort(rng.permutation(len(sample))[:n_held_out])
     state = sample.next_state[rows]
     return np.hstack([state, policy.sample(state, rng)])
 
 
 def _held_out(model: KEDRL, fit: Fit, inputs: Array) -> dict[str, Any]:
     """Bellman risk, coefficient mass and negative mass."""
-    risk, weights = model._bellman_risk(inputs), model._weights(inputs)
+    risk, weights = evaluation.bellman_risk(model, inputs), evaluation.weights(model, inputs)
     return {
         "inputs": len(inputs),
         "bellman_risk": float(risk.mean()),
@@ -139,9 +142,10 @@ def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str,
     """How far the separated target is from the paired one, and which construction the data ask for."""
     choices, sample = fit.choices, fit.choices.sample
     # The sample is no group of rows: its draws have a seed of their own.
-    target = replace(fit.target_actions, seed=fit.target_actions.seed + 2)
-    continuation = Continuation(choices.features.kernel, choices.basis.landmarks, target, fit.ratio)
-    ahead = fit.solution.coefficients @ fit.space.shifted_waves
+    target = fit.continuation.target
+    continuation = replace(fit.continuation, target=replace(target, seed=target.seed + 2))
+    space = ReturnSpace.build(choices.grid, choices.frequencies, model.discount, choices.return_kernel)
+    ahead = fit.solution.coefficients @ space.shifted_waves
     episodes = np.unique(sample.episode, return_inverse=True)[1]
     n_blocks = min(SEPARATION_BLOCKS, int(episodes.max()) + 1)
 
@@ -153,6 +157,6 @@ def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str,
                 choices.features(part.inputs), waves(part.reward, choices.frequencies), kappa @ ahead
             )
 
-    found = separation(blocks, choices.features(inputs), fit.ridge_gamma, fit.space.scale, model.random_state)
+    found = separation(blocks, choices.features(inputs), fit.ridge_gamma, space.scale, model.random_state)
     residual = float(np.sqrt(risk))
     return {**asdict(found), "residual": residual, "recommends": found.recommends(residual)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,14 +11,13 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from kedrl_dask import persist
-from kedrl_dask.criterion import ReturnSpace, bellman_residual
+from kedrl_dask import evaluation, persist
+from kedrl_dask.criterion import Space
 from kedrl_dask.diagnostics import diagnose
-from kedrl_dask.division import even_ranges
 from kedrl_dask.execute import Executor, default_executor, one_blas_thread
-from kedrl_dask.fitting import run_fit, workspace
+from kedrl_dask.fitting import check_policy, run_fit, workspace
 from kedrl_dask.kernels import Matern
-from kedrl_dask.paired import residual_norms
+from kedrl_dask.operators import OperatorBlocks
 from kedrl_dask.plan import Plan
 from kedrl_dask.planning import checked_plan, plan_fit
 from kedrl_dask.policies import Policy
@@ -31,9 +31,6 @@ from kedrl_dask.transitions import TransitionStore
 __all__ = ["KEDRL"]
 
 Array = npt.NDArray[Any]
-
-#: Inputs evaluated at a time.
-ROWS = 4_096
 
 
 class KEDRL(BaseEstimator):
@@ -104,11 +101,18 @@ class KEDRL(BaseEstimator):
     n_blocks : int
         Blocks of whole episodes by which sums are kept.
     chunk_points : "auto" or int
-        Most conditioning points in a chunk.
+        Most conditioning points in a chunk. With exact operators every chunk costs N²m²/2 kernel
+        evaluations, whatever its size, and 16·m² bytes for each of its points.
     precision : {"mixed", "double"}
-        Matrix products in single precision with sums and gradients in double, or all in double.
+        Matrix products in single precision with sums and gradients in double, or all in double. With
+        exact operators all is in double.
     random_state : int
         Seed of everything random.
+    operators : {"features", "exact"}
+        The return kernel through ``n_features`` spectral features; or itself, with H and G (eq:h_ij,
+        eq:g_ij) at every conditioning point as double sums over the transitions, for some thousands of
+        them at most: :meth:`plan` says what it takes. Features then serve the choice of λ_Γ alone.
+        After a fit, ``model.operators(state, action)`` evaluates H, G, Φ_L and k_L anywhere.
 
     Attributes
     ----------
@@ -123,7 +127,7 @@ class KEDRL(BaseEstimator):
     input_kernel_, return_kernel_, ridge_gamma_, ridge_b_
         The settings used.
     operators_ : ConditionalOperators
-        Φ_L, ρ and ΣΓ at any input.
+        Φ_L, ρ and ΣΓ at any input; with exact operators, H and G in place of ρ.
     target_ : (r, 2Q) array or None
         Coefficients of the target at B on the features ψ, with ``construction="paired"``.
     ratio_ : DensityRatio or None
@@ -164,6 +168,7 @@ class KEDRL(BaseEstimator):
         chunk_points: int | Literal["auto"] = "auto",
         precision: Literal["mixed", "double"] = "mixed",
         random_state: int = 0,
+        operators: Literal["features", "exact"] = "features",
     ) -> None:
         self.discount = discount
         self.construction = construction
@@ -194,6 +199,39 @@ class KEDRL(BaseEstimator):
         self.chunk_points = chunk_points
         self.precision = precision
         self.random_state = random_state
+        self.operators = operators
+
+    # ``operators`` is a parameter and also what evaluates them after a fit. Stored under its own name the
+    # parameter would hide the method, so a property takes the one and gives the other; scikit-learn reads
+    # and writes the parameter through get_params and set_params.
+    @property
+    def operators(self) -> Callable[..., OperatorBlocks]:
+        """H, G, Φ_L and k_L at any inputs: ``model.operators(state, action, exact=None, store=None)``.
+
+        Parameters
+        ----------
+        state, action : (n, p) and (n, q) arrays
+        exact : bool, optional
+            Whether H and G come from the return kernel itself and not from features; as in the fit
+            unless given.
+        store : TransitionStore or path, optional
+            The transitions of the fit, which exact sums go over. A model fitted with
+            ``operators="exact"`` has its own.
+
+        Returns
+        -------
+        OperatorBlocks
+            Arrays ``H``, ``G`` (n, m, m), ``Phi``, ``k_L`` (n, L), and terminal terms if there are any.
+        """
+        return self._evaluate_operators
+
+    @operators.setter
+    def operators(self, value: Literal["features", "exact"]) -> None:
+        self._operators = value
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name; see scikit-learn."""
+        return super().get_params(deep) | {"operators": self._operators}
 
     def fit(
         self,
@@ -232,7 +270,7 @@ class KEDRL(BaseEstimator):
         self
         """
         settings, store = self._prepared(store)
-        _check_policy(policy, store)
+        check_policy(policy, store)
         reporter, executor = Reporter(progress), executor or default_executor()
         plan = checked_plan(settings, store, executor, memory)
         with one_blas_thread(), workspace(store, cache) as space:
@@ -242,7 +280,7 @@ class KEDRL(BaseEstimator):
         self.grid_, self.basis_ = fit.choices.grid, fit.choices.basis.landmarks
         self.frequencies_ = fit.choices.frequencies
         self.operators_, self.ratio_, self.plan_ = fit.operators, fit.ratio, fit.plan
-        self.target_ = fit.paired_target
+        self.target_ = fit.target
         self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
         self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
         with reporter.stage("diagnostics"):
@@ -292,10 +330,7 @@ class KEDRL(BaseEstimator):
 
     def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
         """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
-        return self._weights(self._inputs(state, action))
-
-    def _weights(self, inputs: Array) -> Array:
-        return self._by_rows(inputs, lambda x: self.input_kernel_(x, self.basis_) @ self.coefficients_)
+        return evaluation.weights(self, evaluation.checked_inputs(self, state, action))
 
     def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Array:
         """Values μ̂(x)(z) of the fitted embedding (eq:final_embedding_prediction).
@@ -329,26 +364,24 @@ class KEDRL(BaseEstimator):
         satisfies the projected Bellman equation: it is neither a policy value nor a bound on a distance
         between laws.
         """
-        return self._bellman_risk(self._inputs(state, action))
+        return evaluation.bellman_risk(self, evaluation.checked_inputs(self, state, action))
 
-    def _bellman_risk(self, inputs: Array) -> Array:
-        space = self.return_space_
-        if self.target_ is not None:
-            target, features = self.target_, self.operators_.features
-            return self._by_rows(
-                inputs,
-                lambda x: residual_norms(
-                    self.input_kernel_(x, self.basis_), features(x), space, self.coefficients_, target
-                ),
-            )
-        return self._by_rows(
-            inputs, lambda x: bellman_residual(self.operators_(x)[0], space, self.coefficients_)
-        )
+    def _evaluate_operators(
+        self,
+        state: npt.ArrayLike,
+        action: npt.ArrayLike,
+        *,
+        exact: bool | None = None,
+        store: TransitionStore | str | Path | None = None,
+    ) -> OperatorBlocks:
+        inputs = evaluation.checked_inputs(self, state, action)
+        return evaluation.operator_blocks(self, inputs, exact, store)
 
     @property
-    def return_space_(self) -> ReturnSpace:
-        """Features of the grid and of the discounted grid."""
-        return ReturnSpace.build(self.grid_, self.frequencies_, self.discount, self.return_kernel_)
+    def return_space_(self) -> Space:
+        """The grid seen through the features of the fit, or with exact operators through the kernel."""
+        fixed = self.grid_, self.frequencies_, self.discount, self.return_kernel_
+        return evaluation.return_space(self.operators_, *fixed)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model as a Zarr store (no pickle) at a new path."""
@@ -360,40 +393,6 @@ class KEDRL(BaseEstimator):
         """Read a model written by :meth:`save`."""
         return persist.load(cls, path)
 
-    def _inputs(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
-        """Check and join state and action."""
-        check_is_fitted(self)
-        dims = self.diagnostics_["sizes"]
-        arrays = []
-        for name, given in (("state", state), ("action", action)):
-            array, dim = np.asarray(given, dtype=np.float64), dims[f"{name}_dim"]
-            if array.ndim != 2 or array.shape[1] != dim:
-                raise ValueError(f"{name} has shape {array.shape}, expected (n, {dim}): one row per input")
-            bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
-            if bad.size:
-                raise ValueError(f"{name}, row {bad[0]}: {array[bad[0]].tolist()} is not finite")
-            arrays.append(array)
-        if len(arrays[0]) != len(arrays[1]):
-            raise ValueError(f"state has {len(arrays[0])} rows and action {len(arrays[1])}; they must agree")
-        return np.hstack(arrays)
-
-    def _by_rows(self, inputs: Array, function: Any) -> Array:
-        if len(inputs) == 0:
-            return function(inputs)
-        return np.concatenate([function(inputs[a:b]) for a, b in even_ranges(len(inputs), ROWS)])
-
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there are coefficients."""
         return hasattr(self, "coefficients_")
-
-
-def _check_policy(policy: Policy, store: TransitionStore) -> None:
-    """Draw one action at a logged state, so that a policy that cannot be used fails before the passes."""
-    if not isinstance(policy, Policy):
-        raise ValueError(f"fit: policy must be one of kedrl_dask.policies, got {type(policy).__name__}")
-    state = store.transitions(0, min(64, store.n_rows)).inputs[:8, : store.state_dim]
-    action = policy.sample(state, np.random.default_rng(0))
-    if action.shape != (len(state), store.action_dim):
-        raise ValueError(
-            f"fit: the policy returns {action.shape[1]} action columns, the store has {store.action_dim}"
-        )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kedrl_dask import criterion
 from kedrl_dask.chunks import ChunkSums, Ranges
 from kedrl_dask.costs import Residency
-from kedrl_dask.criterion import Chunk, Penalties, ReturnSpace
+from kedrl_dask.criterion import Chunk, Penalties, Space
 from kedrl_dask.execute import Executor
 from kedrl_dask.passes import Conditioning
 from kedrl_dask.precondition import Coordinates, return_gram
@@ -42,7 +42,7 @@ class BellmanObjective:
     residency : Residency
         Whether chunks stay with the workers that loaded them, are read from the store for every product,
         or are computed anew.
-    space : ReturnSpace
+    space : ReturnSpace or ExactReturnSpace
     penalties : Penalties
     ridge : float
         λ_B.
@@ -54,7 +54,7 @@ class BellmanObjective:
         points: Conditioning,
         groups: Sequence[Ranges],
         residency: Residency,
-        space: ReturnSpace,
+        space: Space,
         penalties: Penalties,
         ridge: float,
     ) -> None:
@@ -66,8 +66,8 @@ class BellmanObjective:
         self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
         self.chunks = ChunkSums(executor, points, groups, residency)
         self._in_memory: Chunk | None = None
-        moment, power = self.chunks.sum(criterion.moments)
-        right = return_gram(space, power, penalties.mass)
+        moment, target_moment = self.chunks.sum(criterion.moments)
+        right = return_gram(space, target_moment, penalties.mass)
         self.coordinates = Coordinates.build(moment, right, ridge)
 
     @property
@@ -116,5 +116,5 @@ class BellmanObjective:
         return self._with_ridge(value, gradient, coefficients)[1]
 
 
-def _product(chunk: Chunk, space: ReturnSpace, penalties: Penalties, direction: Array) -> tuple[Array]:
+def _product(chunk: Chunk, space: Space, penalties: Penalties, direction: Array) -> tuple[Array]:
     return (criterion.product(chunk, space, penalties, direction),)

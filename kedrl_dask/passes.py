@@ -309,12 +309,12 @@ class Conditioning:
         """Read what was stored."""
         points = ArrayStore.open(self.points, CONDITIONING_KIND)
         continuation = ArrayStore.open(self.continuation, CONDITIONING_KIND)
-        return Chunk(
+        kind = self.operators.chunk_type
+        return kind(
             points.read("weight", *rows),
             points.read("basis", *rows),
             continuation.read("continuation", *rows),
-            points.read("reward_waves", *rows),
-            points.read("terminal_waves", *rows) if "terminal_waves" in points.names else None,
+            **{name: points.read(name, *rows) for name in kind.target_names() if name in points.names},
         )
 
 
@@ -331,7 +331,6 @@ def evaluate_points(rows: tuple[int, int], task: Conditioning, with_shared: bool
     if not with_shared:
         return
     points.write("basis", start, task.basis(inputs))
-    points.write("reward_waves", start, psi @ operators.reward)
     points.write("mass", start, psi @ operators.mass)
-    if operators.terminal is not None:
-        points.write("terminal_waves", start, psi @ operators.terminal)
+    for name, array in operators.target(psi).items():
+        points.write(name, start, array)

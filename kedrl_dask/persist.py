@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kedrl_dask.exact import RewardShifts
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
-from kedrl_dask.operators import ConditionalOperators
+from kedrl_dask.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.ratio import ULSIF, DensityRatio
-from kedrl_dask.schema import MODEL, MODEL_PAIRED, MODEL_RATIO, MODEL_TERMINAL
+from kedrl_dask.schema import MODEL, MODEL_PAIRED, MODEL_RATIO, MODEL_TERMINAL, MODEL_TRANSITIONS
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
 from kedrl_dask.store import ArrayStore, StoreError
 
@@ -47,6 +48,11 @@ def save(model: KEDRL, path: str | Path) -> None:
     if model.target_ is not None:
         arrays["target"] = model.target_
         specs += MODEL_PAIRED
+    if isinstance(operators, ExactOperators):
+        shifts = operators.shifts
+        arrays |= {"transition_input": operators.inputs, "transition_reward": shifts.rewards}
+        arrays["transition_terminal"] = shifts.terminal
+        specs += MODEL_TRANSITIONS
     ratio = model.ratio_
     if ratio is not None:
         arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
@@ -96,6 +102,12 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     model.operators_ = ConditionalOperators(
         features, model.basis_, read("continuation"), read("reward"), terminal, read("mass")
     )
+    if "transition_input" in store.names:
+        data = read("transition_reward"), read("transition_terminal")
+        shifts = RewardShifts(model.return_kernel_, model.grid_, model.discount, *data)
+        model.operators_ = ExactOperators.build(
+            model.operators_, read("transition_input"), shifts, model.ridge_gamma_
+        )
     model.target_ = read("target") if "target" in store.names else None
     model.ratio_ = None
     if attributes["ratio"] is not None:

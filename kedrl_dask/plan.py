@@ -88,20 +88,22 @@ class Plan:
         if free_disk is not None and self.disk > free_disk:
             raise PlanError(
                 f"the fit would write up to {_bytes(self.disk)}, {_bytes(free_disk)} are free; "
-                "give fit(..., cache=directory) another disk, or lower n_conditioning or n_blocks"
+                f"give fit(..., cache=directory) another disk, or lower n_conditioning or "
+                f"{'n_atoms' if self.sizes.exact else 'n_blocks'}"
             )
 
     def _remedy(self) -> str:
         """The setting whose halving saves most, with a value that fits if there is one."""
         saved = {name: self.memory - self._with(name, 0.5).memory for name in ADJUSTABLE}
         names = sorted(saved, key=lambda key: -saved[key])
+        otherwise = ", or use operators='features'" if self.sizes.exact else ""
         for name in names[:2]:
             for share in (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.01):
                 smaller = self._with(name, share)
                 if smaller.memory <= self.budget:
                     change = f"{self._value(name):,} to {smaller._value(name):,}"
-                    return f"lower {name} from {change}, or raise memory"
-        return f"raise memory, or lower {names[0]} and {names[1]}"
+                    return f"lower {name} from {change}, or raise memory{otherwise}"
+        return f"raise memory, or lower {names[0]} and {names[1]}{otherwise}"
 
     def _value(self, name: str) -> int:
         return int(getattr(self if name == "n_threads" else self.sizes, name))

@@ -63,7 +63,7 @@ def _sizes(settings: Settings, store: TransitionStore) -> Sizes:
         reward_dim=store.reward_dim,
         chunk_rows=store.chunk_rows,
         n_blocks=min(settings.n_blocks, store.n_episodes),
-        n_atoms=settings.n_atoms,
+        n_atoms=settings.grid_size,
         n_basis=min(settings.n_basis, store.n_transitions),
         n_landmarks=min(settings.n_landmarks, store.n_transitions),
         n_features=settings.n_features,
@@ -73,4 +73,5 @@ def _sizes(settings: Settings, store: TransitionStore) -> Sizes:
         n_centers=ratio.n_centers if settings.continuation == "ratio" else 0,
         has_terminal=store.n_terminal > 0,
         itemsize=settings.dtype.itemsize,
+        exact=settings.operators == "exact",
     )

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import eigh
 
-from kedrl_dask.criterion import ReturnSpace
+from kedrl_dask.criterion import Space
 
 __all__ = ["Coordinates", "return_gram"]
 
@@ -67,8 +67,6 @@ class Coordinates:
         return (self.left.T @ coefficients @ self.right) * self.spread
 
 
-def return_gram(space: ReturnSpace, reward_power: Array, mass_penalty: float) -> Array:
-    """K_Z + Ḡ + λ_mass 11ᵀ with Ḡ = (σ²/Q) Re E diag(Σϱ|ρ|²) Eᴴ; ``reward_power`` is Σϱ|ρ|² (Q,)."""
-    power = np.repeat(reward_power, 2)
-    mean_target = space.scale * ((space.shifted_waves * power) @ space.shifted_waves.T)
-    return space.gram + mean_target + mass_penalty
+def return_gram(space: Space, target_moment: Array, mass_penalty: float) -> Array:
+    """K_Z + Ḡ + λ_mass 11ᵀ; ``target_moment`` is from :func:`~kedrl_dask.criterion.moments`."""
+    return space.gram + space.mean_target(target_moment) + mass_penalty

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 __all__ = [
     "BLOCK_SCALARS",
     "CONDITIONING",
+    "CONDITIONING_BLOCKS",
     "CONDITIONING_CONTINUATION",
+    "CONDITIONING_FEATURES",
     "CONDITIONING_INPUTS",
     "CONTINUATION_SUMS",
     "INPUT_SUMS",
@@ -18,6 +20,7 @@ __all__ = [
     "MODEL_PAIRED",
     "MODEL_RATIO",
     "MODEL_TERMINAL",
+    "MODEL_TRANSITIONS",
     "PAIRED_OPERATOR",
     "PAIRED_SUMS",
     "POINTS",
@@ -104,7 +107,8 @@ BLOCK_SCALARS = (
 )
 
 # What the criterion needs of the conditioning points, in the precision of its products; T is the whitening of
-# the basis. The last array depends on the policy and is stored by itself.
+# the basis. The target is stored in features, or as H and G from the kernel itself; its terminal arrays only
+# where an episode terminates. The last array depends on the policy and is stored by itself.
 CONDITIONING_INPUTS: tuple[ArraySpec, ...] = (
     ArraySpec("input", ("point", "input_dim"), "float64", "state and action of the conditioning point"),
     ArraySpec("weight", ("point",), "float64", "weight of the point in the criterion; they sum to one"),
@@ -113,8 +117,17 @@ CONDITIONING: tuple[ArraySpec, ...] = (
     *CONDITIONING_INPUTS,
     ArraySpec("mass", ("point",), "float64", "sum of the conditional weights Gamma"),
     ArraySpec("basis", ("point", "basis"), "float64", "T^T k_L, the kernel with the state-action basis"),
+)
+CONDITIONING_FEATURES: tuple[ArraySpec, ...] = (
     ArraySpec("reward_waves", ("point", "wave"), "float64", "rho, real and imaginary in turn"),
     ArraySpec("terminal_waves", ("point", "wave"), "float64", "tau, real and imaginary in turn"),
+)
+CONDITIONING_BLOCKS: tuple[ArraySpec, ...] = (
+    ArraySpec("h", ("point", "atom", "atom_again"), "float64", "H: grid sections with the shifted target's"),
+    ArraySpec("g", ("point", "atom", "atom_again"), "float64", "G: sections of the shifted target"),
+    ArraySpec("grid_terminal", ("point", "atom"), "float64", "grid sections with the terminal target"),
+    ArraySpec("shifted_terminal", ("point", "atom"), "float64", "shifted sections with the terminal target"),
+    ArraySpec("terminal_square", ("point",), "float64", "squared norm of the terminal target"),
 )
 CONDITIONING_CONTINUATION: tuple[ArraySpec, ...] = (
     ArraySpec("continuation", ("point", "basis"), "float64", "T^T Phi_L, the kernel expected next"),
@@ -167,7 +180,8 @@ MODEL: tuple[ArraySpec, ...] = (
               "iteration, criterion and certificate of the solver"),
 )  # fmt: skip
 
-# Only where an episode terminates, in the paired construction, and with an estimated density ratio.
+# Only where an episode terminates, in the paired construction, with an estimated density ratio, and with
+# exact operators.
 MODEL_TERMINAL: tuple[ArraySpec, ...] = (
     ArraySpec(
         "terminal", ("rank", "wave"), "float64", "regression coefficients of exp(iWr) on terminal rows"
@@ -179,4 +193,9 @@ MODEL_PAIRED: tuple[ArraySpec, ...] = (
 MODEL_RATIO: tuple[ArraySpec, ...] = (
     ArraySpec("ratio_centers", ("center", "input_dim"), "float64", "kernel centres of the density ratio"),
     ArraySpec("ratio_alpha", ("center",), "float64", "coefficients of the density ratio"),
+)
+MODEL_TRANSITIONS: tuple[ArraySpec, ...] = (
+    ArraySpec("transition_input", ("transition", "input_dim"), "float64", "state and action"),
+    ArraySpec("transition_reward", ("transition", "reward_dim"), "float64", "reward"),
+    ArraySpec("transition_terminal", ("transition",), "bool", "the episode ended with this transition"),
 )

@@ -19,7 +19,7 @@ from kedrl_dask.ratio import ULSIF
 from kedrl_dask.solvers import PCG, Solver, by_name
 from kedrl_dask.spectral import METHODS, Method
 
-__all__ = ["Conditioning", "Settings"]
+__all__ = ["Conditioning", "Settings", "exact_rows"]
 
 Array = npt.NDArray[Any]
 #: A way to choose the conditioning points, the points themselves, or points and weights.
@@ -30,6 +30,9 @@ DEFAULT_CONDITIONING = 20_000
 #: Most conditioning points of a chunk, and what the number of chunks is a multiple of: the usual numbers of
 #: workers then have equal shares.
 CHUNK_POINTS, CHUNK_MULTIPLE = 4_096, 8
+#: Fewest points of a chunk with exact operators, where every chunk evaluates the kernel between all shifted
+#: rewards anew, and the most bytes of its H and G.
+EXACT_POINTS, EXACT_BYTES = 512, 2**27
 #: Transitions that k-means divides: five for each conditioning point, but between these.
 FEWEST_CLUSTERED, MOST_CLUSTERED = 20_000, 100_000
 
@@ -67,6 +70,7 @@ class Settings:
     chunk_points: int | Literal["auto"]
     precision: Literal["mixed", "double"]
     random_state: int
+    operators: Literal["features", "exact"]
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, naming the parameter."""
@@ -102,12 +106,18 @@ class Settings:
             "spectral": METHODS,
             "points": ("kmeans", "random"),
             "precision": ("mixed", "double"),
+            "operators": ("features", "exact"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"KEDRL: {name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}"
                 )
+        if self.operators == "exact" and self.construction != "separated":
+            raise ValueError(
+                f"KEDRL: operators='exact' needs construction='separated', got {self.construction!r}: "
+                "only there the target is made of H and G"
+            )
         for name in ("input_kernel", "return_kernel"):
             kernel = getattr(self, name)
             if not (isinstance(kernel, Matern) or (isinstance(kernel, str) and kernel == "auto")):
@@ -217,10 +227,13 @@ class Settings:
         return min(wanted, MOST_CLUSTERED, n_transitions)
 
     def ranges(self, n_transitions: int) -> list[tuple[int, int]]:
-        """Chunks of conditioning points; of nothing but their number, so that results are too."""
+        """Chunks of conditioning points; of nothing but sizes of the fit, so that results are too."""
         n_points = self.n_points(n_transitions)
         if not isinstance(self.chunk_points, str):
             return even_ranges(n_points, self.chunk_points)
+        if self.operators == "exact":
+            wanted = max(EXACT_POINTS, -(-n_points // CHUNK_MULTIPLE))
+            return even_ranges(n_points, min(wanted, exact_rows(self.grid_size)))
         n_chunks = CHUNK_MULTIPLE * -(-n_points // (CHUNK_MULTIPLE * CHUNK_POINTS))
         return even_ranges(n_points, -(-n_points // n_chunks))
 
@@ -232,9 +245,25 @@ class Settings:
         return ("contracted", "matrix-free") if self.paired_form == "auto" else (self.paired_form,)
 
     @property
+    def grid_size(self) -> int:
+        """Number m of atoms."""
+        return self.n_atoms if self.grid is None else len(np.asarray(self.grid))
+
+    @property
     def dtype(self) -> np.dtype[Any]:
-        """Precision of the products; sums are always in double precision."""
-        return np.dtype(np.float32 if self.precision == "mixed" else np.float64)
+        """Precision of the products; sums are always in double precision.
+
+        With exact operators all is in double precision. The criterion is convex because [[K_Z, −H], [−Hᵀ, G]]
+        is positive semidefinite, whose smallest eigenvalues are zero but for rounding: H and G rounded to
+        single precision would make some of them negative. Features cannot: there the criterion is a square.
+        """
+        is_single = self.precision == "mixed" and self.operators == "features"
+        return np.dtype(np.float32 if is_single else np.float64)
+
+
+def exact_rows(n_atoms: int) -> int:
+    """Most inputs at which exact operators are evaluated at once."""
+    return max(1, min(CHUNK_POINTS, EXACT_BYTES // (16 * n_atoms**2)))
 
 
 def _n_axes(given: Any) -> int:

@@ -174,7 +174,7 @@ def capture(monkeypatch):
             self.arguments = arguments
             captured.append(self)
 
-    monkeypatch.setattr("kedrl_dask.fitting.BellmanObjective", Captured)
+    monkeypatch.setattr("kedrl_dask.separating.BellmanObjective", Captured)
     return captured
 
 

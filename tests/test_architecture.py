@@ -15,8 +15,8 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "grid", "kernels", "noise", "nystrom", "operators", "paired", "policies",
-        "precondition", "ratio", "scratch", "separation", "solvers", "spectral", "tuning",
+        "criterion", "design", "exact", "grid", "kernels", "noise", "nystrom", "operators", "paired",
+        "policies", "precondition", "ratio", "scratch", "separation", "solvers", "spectral", "tuning",
     },
     # Storage and execution.
     2: {
@@ -27,7 +27,8 @@ FLOORS = {
     # What people touch.
     3: {
         "__init__", "__main__", "choices", "cli", "conditioning", "datasets", "demo", "diagnostics",
-        "fitting", "model", "pairing", "persist", "planning", "plots", "report", "settings", "sums",
+        "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots", "report", "separating",
+        "settings", "streaming", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

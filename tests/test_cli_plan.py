@@ -51,6 +51,15 @@ def test_plan__json_and_sizes(store, capsys):
     assert plan["totals"]["memory"] == max(stage["memory"] for stage in plan["stages"])
 
 
+def test_plan__exact_operators(store, capsys):
+    assert main(["plan", store, "--operators", "exact", "--atoms", "20", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["sizes"]["exact"]
+    assert plan["stages"][-1]["name"] == "diagnostics"
+    (points,) = (stage for stage in plan["stages"] if stage["name"] == "conditioning points")
+    assert points["disk"] > 240 * 16 * 20**2
+
+
 def test_plan__over_budget_is_shown_and_refused(store, capsys):
     assert main(["plan", store, "--memory", "1MiB"]) == 2
     captured = capsys.readouterr()

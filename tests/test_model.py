@@ -99,7 +99,7 @@ def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, policy, t
     }
     # The same fit again writes nothing, and streams nothing.
     monkeypatch.setattr(
-        "kedrl_dask.fitting.accumulate", lambda *_: pytest.fail("the pass was repeated"), raising=True
+        "kedrl_dask.streaming.accumulate", lambda *_: pytest.fail("the pass was repeated"), raising=True
     )
     again = small_model().fit(store, other, cache=tmp_path / "cache", progress="none")
     assert {path.name for path in (tmp_path / "cache").iterdir()} == before | new

@@ -210,8 +210,8 @@ from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.solvers import PCG
 from tests.memory import peak_memory
 pair = simulation.PAIRS["uniform-gaussian"]
-store = simulation.write(sys.argv[1], pair, 60_000)
 settings = json.loads(sys.argv[2])
+store = simulation.write(sys.argv[1], pair, settings.pop("n_transitions", 60_000))
 # Memory does not depend on the number of iterations.
 model = KEDRL(0.7, return_kernel=pair.settings.kernel, solver=PCG(max_iterations=3), **settings)
 model.fit(store, pair.target, executor=ThreadExecutor(2), progress="none")
@@ -225,10 +225,11 @@ print(json.dumps([model.plan_.memory, peak_memory()]))
         {},
         {"n_features": 1024, "n_basis": 400, "n_landmarks": 700},
         {"continuation": "ratio", "precision": "double", "n_features": 512},
+        {"operators": "exact", "n_transitions": 300, "n_atoms": 80},
         {"construction": "paired", "paired_form": "contracted", "n_features": 32},
         {"construction": "paired", "paired_form": "matrix-free", "n_features": 64},
     ],
-    ids=["default", "large", "ratio", "contracted", "matrix-free"],
+    ids=["default", "large", "ratio", "exact", "contracted", "matrix-free"],
 )
 def test_measured_memory__within_the_projected(settings, tmp_path):
     """A fit in a process of its own; and the plan is no wild guess."""

@@ -43,6 +43,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "how the paired construction makes its target",
     },
     "--continuation": {"choices": ("sampled", "ratio"), "help": "how the target policy comes in"},
+    "--operators": {"choices": ("features", "exact"), "help": "return kernel in features, or itself"},
     "--precision": {"choices": ("mixed", "double"), "help": "precision of matrix products"},
     "--workers": {
         "type": count,
@@ -67,6 +68,7 @@ PARAMETERS = (
     "paired_form",
     "continuation",
     "precision",
+    "operators",
 )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from kedrl_dask import KEDRL, criterion, fitting
+from kedrl_dask import KEDRL, criterion, separating
 from kedrl_dask.criterion import ReturnSpace
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import ThreadExecutor
@@ -95,7 +95,7 @@ def dense(store):
             super().__init__(*arguments)
             captured.append(self)
 
-    fitting.BellmanObjective = Captured
+    separating.BellmanObjective = Captured
     model, _ = fit(store, PCG(max_iterations=1))
     like, t = captured[0], store.transitions()
     basis, whitening = like._points.basis, like.whitening

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from kedrl_dask import KEDRL, fitting, policies
+from kedrl_dask import KEDRL, policies, separating
 from kedrl_dask.chunks import over_group
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import local_cluster
@@ -108,7 +108,7 @@ class CapturedObjective(BellmanObjective):
 
 def run_one(store, n_workers, second):
     """Fit in this process with worker processes; returns plain numbers."""
-    fitting.BellmanObjective = CapturedObjective
+    separating.BellmanObjective = CapturedObjective
     peak = PeakMemory()
     model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, n_conditioning=20_000)
     with tempfile.TemporaryDirectory(dir=Path(store).parent) as cache, local_cluster(n_workers) as executor:

@@ -1,0 +1,143 @@
+"""A fitted model at new inputs: coefficients, Bellman risk, and the operators in features or exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.validation import check_is_fitted
+
+from kedrl_dask.criterion import BlockChunk, ExactReturnSpace, ReturnSpace, Space, bellman_residual
+from kedrl_dask.division import even_ranges
+from kedrl_dask.exact import RewardShifts
+from kedrl_dask.kernels import Matern
+from kedrl_dask.operators import ConditionalOperators, ExactOperators, OperatorBlocks
+from kedrl_dask.paired import residual_norms
+from kedrl_dask.settings import exact_rows
+from kedrl_dask.transitions import TransitionStore
+
+if TYPE_CHECKING:
+    from kedrl_dask.model import KEDRL
+
+__all__ = [
+    "bellman_risk",
+    "checked_inputs",
+    "exact_operators",
+    "operator_blocks",
+    "return_space",
+    "weights",
+]
+
+Array = npt.NDArray[Any]
+
+#: Inputs evaluated at a time.
+ROWS = 4_096
+
+
+def checked_inputs(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+    """Join state and action, checked against the data that the model was fitted on."""
+    check_is_fitted(model)
+    dims = model.diagnostics_["sizes"]
+    arrays = []
+    for name, given in (("state", state), ("action", action)):
+        array, dim = np.asarray(given, dtype=np.float64), dims[f"{name}_dim"]
+        if array.ndim != 2 or array.shape[1] != dim:
+            raise ValueError(f"{name} has shape {array.shape}, expected (n, {dim}): one row per input")
+        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+        if bad.size:
+            raise ValueError(f"{name}, row {bad[0]}: {array[bad[0]].tolist()} is not finite")
+        arrays.append(array)
+    if len(arrays[0]) != len(arrays[1]):
+        raise ValueError(f"state has {len(arrays[0])} rows and action {len(arrays[1])}; they must agree")
+    return np.hstack(arrays)
+
+
+def _by_rows(inputs: Array, function: Callable[[Array], Array], rows: int = ROWS) -> Array:
+    if len(inputs) == 0:
+        return function(inputs)
+    return np.concatenate([function(inputs[a:b]) for a, b in even_ranges(len(inputs), rows)])
+
+
+def weights(model: KEDRL, inputs: Array) -> Array:
+    """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
+    return _by_rows(inputs, lambda x: model.input_kernel_(x, model.basis_) @ model.coefficients_)
+
+
+def bellman_risk(model: KEDRL, inputs: Array) -> Array:
+    """Squared projected Bellman residual (eq:generalization_metric) at each input; (n,)."""
+    operators, space, coefficients = model.operators_, model.return_space_, model.coefficients_
+    if model.target_ is None:
+        rows = exact_rows(len(model.grid_)) if isinstance(operators, ExactOperators) else ROWS
+        return _by_rows(inputs, lambda x: bellman_residual(operators(x)[0], space, coefficients), rows)
+    assert isinstance(space, ReturnSpace)  # settings refuse exact operators in the paired construction
+    fixed = space, coefficients, model.target_
+    return _by_rows(
+        inputs, lambda x: residual_norms(operators.kernel(x, model.basis_), operators.features(x), *fixed)
+    )
+
+
+def exact_operators(
+    operators: ConditionalOperators,
+    store: TransitionStore,
+    grid: Array,
+    kernel: Matern,
+    discount: float,
+    ridge: float,
+) -> ExactOperators:
+    """The operators with H and G from the return kernel itself; all transitions are read into memory."""
+    transitions = store.transitions()
+    shifts = RewardShifts(kernel, grid, discount, transitions.reward, transitions.terminal)
+    return ExactOperators.build(operators, transitions.inputs, shifts, ridge)
+
+
+def return_space(
+    operators: ConditionalOperators, grid: Array, frequencies: Array, discount: float, kernel: Matern
+) -> Space:
+    """The return grid as the operators see it: through the kernel itself, or through features."""
+    if isinstance(operators, ExactOperators):
+        return ExactReturnSpace(kernel(grid, grid))
+    return ReturnSpace.build(grid, frequencies, discount, kernel)
+
+
+def operator_blocks(
+    model: KEDRL, inputs: Array, exact: bool | None, store: TransitionStore | str | Path | None
+) -> OperatorBlocks:
+    """H, G, Φ_L and k_L at the rows of ``inputs``; see :attr:`kedrl_dask.KEDRL.operators`."""
+    operators = _choose(model, exact, store)
+    chunk, _ = operators(inputs)
+    if not isinstance(chunk, BlockChunk):
+        fixed = model.grid_, model.frequencies_, model.discount, model.return_kernel_
+        chunk = chunk.with_blocks(ReturnSpace.build(*fixed))
+    return OperatorBlocks.from_chunk(chunk)
+
+
+def _choose(
+    model: KEDRL, exact: bool | None, store: TransitionStore | str | Path | None
+) -> ConditionalOperators:
+    """The fitted operators, in features or exactly."""
+    fitted = model.operators_
+    if isinstance(fitted, ExactOperators):
+        if store is not None:
+            raise ValueError("operators: the model keeps its transitions; leave out store")
+        return fitted if exact is not False else fitted.in_features()
+    if not exact:
+        if store is not None:
+            raise ValueError(
+                "operators: features need no transitions; leave out store, or ask for exact=True"
+            )
+        return fitted
+    if store is None:
+        raise ValueError(
+            "operators: exact=True goes over all transitions, and a model fitted with operators='features' "
+            "does not keep them; give store=, or fit with operators='exact'"
+        )
+    store = store if isinstance(store, TransitionStore) else TransitionStore.open(store)
+    if store.fingerprint != model.diagnostics_["data"]:
+        raise ValueError(
+            f"operators: {store.path} does not hold the transitions that the model was fitted on"
+        )
+    fixed = model.grid_, model.return_kernel_, model.discount, model.ridge_gamma_
+    return exact_operators(fitted, store, *fixed)

@@ -1,0 +1,134 @@
+"""The problem of the separated construction: operators at conditioning points, and the criterion there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from kedrl_dask.cache import Cache, Facts
+from kedrl_dask.choices import Choices
+from kedrl_dask.conditioning import find_conditioning
+from kedrl_dask.criterion import Penalties
+from kedrl_dask.division import in_groups
+from kedrl_dask.evaluation import return_space
+from kedrl_dask.execute import Executor
+from kedrl_dask.objective import BellmanObjective
+from kedrl_dask.operators import ConditionalOperators
+from kedrl_dask.passes import CONDITIONING_KIND, Conditioning, evaluate_points
+from kedrl_dask.plan import Plan
+from kedrl_dask.progress import Reporter
+from kedrl_dask.schema import (
+    CONDITIONING,
+    CONDITIONING_BLOCKS,
+    CONDITIONING_CONTINUATION,
+    CONDITIONING_FEATURES,
+)
+from kedrl_dask.settings import Settings
+from kedrl_dask.store import ArrayStore
+from kedrl_dask.transitions import TransitionStore
+
+__all__ = ["Prepared", "separated_problem"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the problem of either construction is made from.
+
+    Attributes
+    ----------
+    settings : Settings
+    store : TransitionStore
+    choices : Choices
+    operators : ConditionalOperators
+        The regression, in features or exact.
+    ridge_gamma, ridge_b : float
+        λ_Γ and λ_B.
+    plan : Plan
+    executor : Executor
+    cache : Cache
+    """
+
+    settings: Settings
+    store: TransitionStore
+    choices: Choices
+    operators: ConditionalOperators
+    ridge_gamma: float
+    ridge_b: float
+    plan: Plan
+    executor: Executor
+    cache: Cache
+
+    @property
+    def penalties(self) -> Penalties:
+        """λ_mass and λ_neg."""
+        return Penalties(self.settings.mass_penalty, 1.0, self.settings.negative_penalty)
+
+
+def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjective, Array]:
+    """The criterion, ready for a solver; and the mass ΣΓ at the conditioning points."""
+    choices, operators = start.choices, start.operators
+    ranges = start.settings.ranges(start.store.n_transitions)
+    with reporter.stage("conditioning points", len(ranges)) as advance:
+        points = _condition(start, operators, ranges, advance)
+    fixed = choices.grid, choices.frequencies, start.settings.discount, choices.return_kernel
+    problem = BellmanObjective(
+        start.executor,
+        points,
+        in_groups(ranges, start.executor.n_threads),
+        start.plan.residency,
+        return_space(operators, *fixed),
+        start.penalties,
+        start.ridge_b,
+    )
+    return problem, ArrayStore.open(points.points, CONDITIONING_KIND).read("mass")
+
+
+def _condition(
+    start: Prepared, operators: ConditionalOperators, ranges: list[tuple[int, int]], advance: Any
+) -> Conditioning:
+    """Choose the conditioning points and evaluate the operators there."""
+    settings, store, choices, cache = start.settings, start.store, start.choices, start.cache
+    executor, n_points = start.executor, ranges[-1][1]
+    inputs, weights = find_conditioning(settings, store, operators.kernel, cache)
+    target = CONDITIONING_BLOCKS if settings.operators == "exact" else CONDITIONING_FEATURES
+    target = tuple(spec for spec in target if store.n_terminal > 0 or "terminal" not in spec.name)
+    stored = {"basis", "continuation", *(spec.name for spec in target)}
+    dtype, m = settings.dtype, len(choices.grid)
+    sizes = {"point": n_points, "input_dim": inputs.shape[1], "basis": choices.basis.rank}
+    sizes |= {"wave": operators.reward.shape[1], "atom": m, "atom_again": m}
+    whitened = replace(operators, continuation=operators.continuation @ choices.basis.whitening)
+
+    def create(path: Path, specs: Any) -> ArrayStore:
+        specs = [replace(s, dtype=dtype.name) if s.name in stored else s for s in specs]
+        chunks = {"point": ranges[0][1]}
+        return ArrayStore.create(path, CONDITIONING_KIND, specs, sizes, chunks, compressed=False)
+
+    def make(missing: dict[str, Path]) -> None:
+        stores = [create(missing["conditioning-policy"], CONDITIONING_CONTINUATION)]
+        with_shared = "conditioning" in missing
+        if with_shared:
+            stores.append(create(missing["conditioning"], CONDITIONING + target))
+            stores[-1].write("input", 0, inputs)
+            stores[-1].write("weight", 0, weights)
+        points = missing.get("conditioning", cache.path("conditioning", facts["conditioning"]))
+        task = Conditioning(points, missing["conditioning-policy"], whitened, choices.basis, dtype)
+        executor.map(evaluate_points, ranges, executor.share(task), with_shared, advance=advance)
+        for filled in stores:
+            filled.finish()
+
+    facts: dict[str, Facts] = {}
+    facts["conditioning"] = {
+        "points": [inputs, weights, ranges[0][1]],
+        "basis": [choices.basis.kernel, choices.basis.landmarks, choices.basis.whitening],
+        "features": [choices.features.landmarks, choices.features.whitening],
+        "operators": operators.target_facts,
+        "precision": dtype.name,
+    }
+    facts["conditioning-policy"] = {**facts["conditioning"], "continuation": whitened.continuation}
+    paths = cache.get_all(facts, make)
+    return Conditioning(paths["conditioning"], paths["conditioning-policy"], whitened, choices.basis, dtype)

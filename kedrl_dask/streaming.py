@@ -1,0 +1,208 @@
+"""The passes over all transitions: the density ratio, and the sums of the regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from kedrl_dask import ratio as ratios
+from kedrl_dask.cache import Cache, Facts
+from kedrl_dask.choices import TUNING_SAMPLE, Choices
+from kedrl_dask.division import RowBlock, pieces
+from kedrl_dask.execute import Executor
+from kedrl_dask.nystrom import NystromFeatures
+from kedrl_dask.passes import (
+    SUMS_KIND,
+    Continuation,
+    StreamingPass,
+    TargetActions,
+    accumulate,
+    combine_sums,
+    ratio_moments,
+    write_block,
+)
+from kedrl_dask.policies import LocationScale, Policy
+from kedrl_dask.progress import Reporter
+from kedrl_dask.schema import BLOCK_SCALARS, CONTINUATION_SUMS, INPUT_SUMS, REWARD_SUMS
+from kedrl_dask.settings import Settings
+from kedrl_dask.store import ArrayStore
+from kedrl_dask.sums import RegressionSums, recalibrate
+from kedrl_dask.transitions import TransitionStore
+from kedrl_dask.tuning import RIDGES
+
+__all__ = ["Streamed", "policy_facts", "stream"]
+
+#: Draws from a policy that has no quadrature, and the most nodes of one that has.
+RANDOM_DRAWS, MOST_DRAWS = 8, 64
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What the passes left.
+
+    Attributes
+    ----------
+    paths : list of Path
+        Stores of the sums over blocks of episodes.
+    continuation : Continuation
+        κ, with the policy's draws and the density ratio if there is one.
+    facts : Facts
+        What identifies φ and κ of all transitions.
+    """
+
+    paths: list[Path]
+    continuation: Continuation
+    facts: Facts
+
+    def collect(self, features: NystromFeatures) -> tuple[RegressionSums, Continuation]:
+        """The sums, and κ; of a ratio that is clipped, both are scaled to its mean."""
+        sums, ratio = RegressionSums.from_blocks(self.paths, features), self.continuation.ratio
+        if ratio is None or ratio.clip is None:
+            return sums, self.continuation
+        ratio, sums = recalibrate(ratio, sums)
+        return sums, replace(self.continuation, ratio=ratio)
+
+
+def stream(
+    settings: Settings,
+    store: TransitionStore,
+    policy: Policy,
+    choices: Choices,
+    executor: Executor,
+    cache: Cache,
+    reporter: Reporter,
+) -> Streamed:
+    """Run the passes, as far as the cache does not have their results."""
+    blocks = [RowBlock(i, *edges) for i, edges in enumerate(pairwise(store.block_edges(settings.n_blocks)))]
+    target = TargetActions(policy, _n_draws(settings, policy, choices), settings.random_state)
+    ratio = None
+    if settings.continuation == "ratio":
+        with reporter.stage("density ratio", len(blocks)) as advance:
+            ratio = _fit_ratio(settings, store, choices, target, blocks, executor, advance)
+    facts = _facts(settings, store, choices, target, ratio, len(blocks))
+    continuation = Continuation(choices.features.kernel, choices.basis.landmarks, target, ratio)
+    with reporter.stage("streaming pass", len(blocks)) as advance:
+        paths = _sum_blocks(settings, store, choices, continuation, blocks, facts, executor, cache, advance)
+    return Streamed(paths, continuation, facts["continuation"])
+
+
+def _n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
+    """Target actions per successor state: as few Gauss nodes as average the input kernel accurately."""
+    if not isinstance(settings.n_draws, str):
+        return settings.n_draws
+    sample, kernel = choices.sample, choices.features.kernel
+    n_states = sample.next_state.shape[1]
+    n_actions = sample.inputs.shape[1] - n_states
+    if not isinstance(policy, LocationScale):
+        return RANDOM_DRAWS
+    lengths = np.broadcast_to(kernel.length_scale, n_states + n_actions)[n_states:]
+    spread = float((policy.scale_at(sample.next_state) / lengths).max())
+    return min(policy.noise.nodes_needed(spread, kernel) ** n_actions, MOST_DRAWS)
+
+
+def _fit_ratio(
+    settings: Settings,
+    store: TransitionStore,
+    choices: Choices,
+    target: TargetActions,
+    blocks: list[RowBlock],
+    executor: Executor,
+    advance: Any,
+) -> ratios.DensityRatio:
+    """Fit uLSIF: centres and ridge from a sample, coefficients from sums over all transitions."""
+    options = settings.ratio or ratios.ULSIF()
+    kernel = options.kernel or choices.features.kernel
+    rng = np.random.default_rng([settings.random_state, 5])
+    sample = choices.sample.select(~choices.sample.terminal)
+    sample = sample.select(np.sort(rng.permutation(len(sample))[: max(TUNING_SAMPLE, options.n_centers)]))
+    logged = np.hstack([sample.next_state, sample.next_action])
+    # The sample is no group of rows: its draws have a seed of their own.
+    successors, weights = replace(target, seed=settings.random_state + 1)(0, sample, slice(None))
+    pool = successors.reshape(-1, logged.shape[1]) if options.centers_from == "numerator" else logged
+    centers = pool[rng.choice(len(pool), min(options.n_centers, len(pool)), replace=False)]
+    ridge = 0.0 if options.ridge == "auto" else options.ridge
+    if options.ridge == "auto":
+        sections = kernel(logged, centers), ratios.section_means(kernel, centers, successors, weights)
+        ridge = min(RIDGES, key=lambda value: ratios.leave_one_out_score(sections[0], sections[1], value))
+    shared = (store.path.resolve(), kernel, executor.share(centers), target, settings.dtype)
+    parts = executor.map(ratio_moments, blocks, *shared, advance=advance)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return ratios.DensityRatio(kernel, centers, ratios.solve(total, ridge), options.clip, ridge)
+
+
+def _sum_blocks(
+    settings: Settings,
+    store: TransitionStore,
+    choices: Choices,
+    continuation: Continuation,
+    blocks: list[RowBlock],
+    facts: dict[str, Facts],
+    executor: Executor,
+    cache: Cache,
+    advance: Any,
+) -> list[Path]:
+    """Run the streaming pass for the sums that the cache does not have; returns where all of them are."""
+    features, basis = choices.features, choices.basis.landmarks
+    reward = tuple(spec for spec in REWARD_SUMS if spec.name != "terminal" or store.n_terminal > 0)
+    parts = {"inputs": INPUT_SUMS, "rewards": reward, "continuation": CONTINUATION_SUMS}
+    sizes = {"block": len(blocks), "rank": features.rank, "rank_again": features.rank}
+    sizes |= {"wave": 2 * len(choices.frequencies), "basis": len(basis), "scalar_name": len(BLOCK_SCALARS)}
+
+    def make(missing: dict[str, Path]) -> None:
+        stores = {
+            kind: ArrayStore.create(path, SUMS_KIND, parts[kind], sizes, {"block": 1}, compressed=False)
+            for kind, path in missing.items()
+        }
+        task = StreamingPass(
+            store.path.resolve(),
+            features.astype(settings.dtype),
+            {path: tuple(spec.name for spec in parts[kind]) for kind, path in missing.items()},
+            choices.frequencies,
+            continuation if "continuation" in missing else None,
+        )
+        groups = [pieces(block) for block in blocks]
+        executor.reduce(accumulate, groups, combine_sums, write_block, executor.share(task), advance=advance)
+        for sums in stores.values():
+            sums.finish()
+
+    return list(cache.get_all(facts, make).values())
+
+
+def _facts(
+    settings: Settings,
+    store: TransitionStore,
+    choices: Choices,
+    target: TargetActions,
+    ratio: ratios.DensityRatio | None,
+    n_blocks: int,
+) -> dict[str, Facts]:
+    """What each part of the sums depends on."""
+    features = choices.features
+    facts: dict[str, Facts] = {}
+    facts["inputs"] = {
+        "data": store.fingerprint,
+        "features": [features.kernel, features.landmarks, features.whitening],
+        "blocks": n_blocks,
+        "precision": settings.dtype.name,
+    }
+    facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
+    facts["continuation"] = {
+        **facts["inputs"],
+        "basis": choices.basis.landmarks,
+        "policy": policy_facts(target.policy),
+        "draws": [target.n_draws, target.seed],
+        "ratio": ratio,
+    }
+    return facts
+
+
+def policy_facts(policy: Policy) -> Facts:
+    """What identifies a policy: its numbers. Code has none, so that nothing is ever found for it."""
+    return policy.to_dict() if isinstance(policy, LocationScale) else {"code": uuid4().hex}
