@@ -336,7 +336,7 @@ def _blocks(chunk: Chunk, space: Space, coefficients: Array) -> Iterator[tuple[s
     Points are worked on few at a time, so that they stay in a core's own cache. The precision is that of
     the return space.
     """
-    rows = min(max(32, CACHE_BYTES // space.point_bytes), len(chunk))
+    rows = max(1, min(max(32, CACHE_BYTES // space.point_bytes), len(chunk)))
     atoms = scratch("atoms", (2, rows, space.n_atoms), space.dtype)
     for start in range(0, len(chunk), rows):
         which = slice(start, start + rows)

@@ -204,6 +204,15 @@ def test_bellman_risk__new_inputs(store, policy, kernels, monkeypatch):
     close(model.bellman_risk(*split(new)), expected, 1e-7)
 
 
+@pytest.mark.parametrize("operators", ["features", "exact"])
+def test_no_inputs__empty_answers(store, policy, kernels, operators):
+    model, none = fit(store, policy, kernels, operators=operators), (np.zeros((0, 2)), np.zeros((0, 1)))
+    assert model.bellman_risk(*none).shape == (0,)
+    blocks = model.operators(*none)
+    assert blocks.H.shape == blocks.G.shape == (0, 4, 4)
+    assert blocks.Phi.shape == blocks.k_L.shape == (0, 5)
+
+
 def test_block_matrix__positive_semidefinite(store, policy, kernels):
     """[[K_Z, −H], [−Hᵀ, G]] ⪰ 0: the criterion is convex (app:population_finite_criterion)."""
     model = fit(store, policy, kernels)
