@@ -324,8 +324,11 @@ def solver(crew: Crew, residency: Residency) -> Stage:
     return Stage("solver", tasks, *counts, USUAL_PRODUCTS * seconds, memory, 0)
 
 
-def diagnostics(crew: Crew) -> Stage:
-    """The test of separation on the sample, and the Bellman risk at held-out inputs, by the driver."""
+def diagnostics(crew: Crew, before: Stage) -> Stage:
+    """The test of separation on the sample, and the Bellman risk at held-out inputs, by the driver.
+
+    What the threads of the stage before gave back is not at the disposal of this one.
+    """
     s, r = crew.sizes, crew.sizes.n_landmarks
     n, waves = min(DESIGN_SAMPLE, s.n_transitions), 4 * s.n_features
     flop = 2.0 * n * r * (2 * r + 3 * waves) + SEPARATION_BLOCKS * 4.0 * r * r * waves
@@ -341,5 +344,5 @@ def diagnostics(crew: Crew) -> Stage:
     seconds = flop / (EFFICIENCY * crew.machine.exact_gemm) + evaluations / crew.machine.evaluations
     own = crew.machine.baseline
     if crew.n_workers == 1:
-        own = process_memory(crew, held, regression_memory(crew), shared_memory(s))
+        own = int(before.memory + SLACK * held)
     return Stage("diagnostics", 1, flop, evaluations, seconds, own, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from kedrl_dask.planning import checked_plan, plan_fit
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
+from kedrl_dask.separation import SeparationWarning
 from kedrl_dask.settings import Conditioning, Settings
 from kedrl_dask.solvers import Solver
 from kedrl_dask.spectral import Method
@@ -286,6 +288,13 @@ class KEDRL(BaseEstimator):
         with reporter.stage("diagnostics"):
             self.diagnostics_ = diagnose(self, fit, store, policy)
         self.diagnostics_["seconds"] = dict(reporter.seconds)
+        if self.construction == "separated" and self.diagnostics_["separation"]["recommends"] == "paired":
+            warnings.warn(
+                "reward and continuation are correlated given the input, so the separated construction is "
+                "biased; use construction='paired' (figures in diagnostics_['separation'])",
+                SeparationWarning,
+                stacklevel=2,
+            )
         return self
 
     def _prepared(self, store: TransitionStore | str | Path) -> tuple[Settings, TransitionStore]:

@@ -210,16 +210,15 @@ def _stages(crew: Crew, form: Form, shards: int) -> Iterator[tuple[Residency, tu
     if crew.sizes.n_centers:
         first.append(costs.ratio(crew))
     first += [costs.streaming(crew), costs.regression(crew)]
-    if form == "separated":
-        for residency in RESIDENCIES["separated"]:
-            last = costs.conditioning(crew), costs.solver(crew, residency), costs.diagnostics(crew)
-            yield residency, (*first, *last)
-        return
     if form == "contracted":
         first.append(paired_costs.contraction(crew, shards))
+    first.append(costs.conditioning(crew) if form == "separated" else paired_costs.compression(crew))
     for residency in RESIDENCIES[form]:
-        solver = paired_costs.paired_solver(crew, form, residency)
-        yield residency, (*first, paired_costs.compression(crew), solver, costs.diagnostics(crew))
+        if form == "separated":
+            solver = costs.solver(crew, residency)
+        else:
+            solver = paired_costs.paired_solver(crew, form, residency)
+        yield residency, (*first, solver, costs.diagnostics(crew, solver))
 
 
 RESIDENCIES: dict[Form, tuple[Residency, ...]] = {

@@ -19,7 +19,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.spectral import as_complex
 
-__all__ = ["SeparatedParts", "Separation", "separation"]
+__all__ = ["SeparatedParts", "Separation", "SeparationWarning", "separation"]
 
 Array = npt.NDArray[Any]
 
@@ -29,6 +29,10 @@ N_SIGNS = 999
 FEWEST_BLOCKS = 8
 #: Level of the test, and the least share of the residual's norm that is worth another construction.
 LEVEL, SHARE = 0.01, 0.5
+
+
+class SeparationWarning(UserWarning):
+    """The data contradict the assumption of the separated construction."""
 
 
 class SeparatedParts(NamedTuple):

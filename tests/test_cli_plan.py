@@ -24,6 +24,14 @@ def test_plan__table(store, capsys):
     assert "streaming pass" in out
 
 
+@pytest.mark.parametrize("form", ["contracted", "matrix-free"])
+def test_plan__paired(store, capsys, form):
+    assert main(["plan", store, "--construction", "paired", "--paired-form", form]) == 0
+    out = capsys.readouterr().out
+    assert f"paired, {form}" in out
+    assert ("contraction" in out) == (form == "contracted")
+
+
 def test_plan__json_and_sizes(store, capsys):
     options = [
         "--atoms",

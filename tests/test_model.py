@@ -294,6 +294,11 @@ def test_weights__not_fitted():
         ({"discount": 1.0}, "discount must lie strictly between 0 and 1, got 1.0"),
         ({"discount": "a"}, "discount must lie"),
         ({"construction": "joint"}, "construction must be"),
+        ({"paired_form": "dense"}, "paired_form must be"),
+        (
+            {"construction": "paired", "operators": "exact"},
+            "operators='exact' needs construction='separated'",
+        ),
         ({"continuation": "weighted"}, "continuation must be 'sampled' or 'ratio', got 'weighted'"),
         ({"solver": "newton"}, "unknown solver 'newton'; use one of pcg, lbfgs, adamw"),
         ({"solver": 3}, "solver must be a name or a solver object"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
 from kedrl_dask import KEDRL
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.separation import SeparatedParts, Separation, separation
+from kedrl_dask.separation import SeparatedParts, Separation, SeparationWarning, separation
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 SIZES = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 150, "n_features": 64, "n_conditioning": 3_000}
@@ -26,7 +28,11 @@ def fitted(tmp_path_factory):
             model = KEDRL(
                 simulation.DISCOUNT, construction=construction, return_kernel=PAIR.settings.kernel, **SIZES
             )
-            model.fit(store, PAIR.target, executor=ThreadExecutor(2), progress="none")
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", SeparationWarning)
+                model.fit(store, PAIR.target, executor=ThreadExecutor(2), progress="none")
+            is_warned = any(w.category is SeparationWarning for w in caught)
+            assert is_warned == ((system, construction) == ("reward-in-state", "separated"))
             made[system, construction] = model, rmse(model, simulation.SYSTEMS[system])
         return made[system, construction]
 
