@@ -34,8 +34,8 @@ Residency = Literal["resident", "stored", "recomputed"]
 MIB, DOUBLE = 2**20, 8
 #: Transitions that the design is made on, as in ``choices``.
 DESIGN_SAMPLE = 20_000
-#: Blocks of episodes whose signs the test of separation draws.
-SEPARATION_BLOCKS = 20
+#: Transitions of that sample that the test of separation takes, and blocks of episodes whose signs it draws.
+SEPARATION_SAMPLE, SEPARATION_BLOCKS = 10_000, 20
 #: Products that preconditioned conjugate gradients usually take; a fit counts its own.
 USUAL_PRODUCTS = 100
 #: Folds of the cross-validation over blocks of episodes.
@@ -330,7 +330,7 @@ def diagnostics(crew: Crew, before: Stage) -> Stage:
     What the threads of the stage before gave back is not at the disposal of this one.
     """
     s, r = crew.sizes, crew.sizes.n_landmarks
-    n, waves = min(DESIGN_SAMPLE, s.n_transitions), 4 * s.n_features
+    n, waves = min(SEPARATION_SAMPLE, s.n_transitions), 4 * s.n_features
     flop = 2.0 * n * r * (2 * r + 3 * waves) + SEPARATION_BLOCKS * 4.0 * r * r * waves
     evaluations = 6.0 * n * (r + s.n_basis * s.n_draws)
     fields = SEPARATION_BLOCKS * r * 2 * s.n_features * 4

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kedrl_dask import evaluation
 from kedrl_dask import grid as grids
-from kedrl_dask.costs import EXACT_HELD_OUT, SEPARATION_BLOCKS
+from kedrl_dask.costs import EXACT_HELD_OUT, SEPARATION_BLOCKS, SEPARATION_SAMPLE
 from kedrl_dask.criterion import ReturnSpace
 from kedrl_dask.fitting import Fit
 from kedrl_dask.policies import Policy
@@ -141,6 +141,8 @@ def _held_out(model: KEDRL, fit: Fit, inputs: Array) -> dict[str, Any]:
 def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str, Any]:
     """How far the separated target is from the paired one, and which construction the data ask for."""
     choices, sample = fit.choices, fit.choices.sample
+    rng = np.random.default_rng([model.random_state, 9])
+    sample = sample.select(np.sort(rng.permutation(len(sample))[:SEPARATION_SAMPLE]))
     # The sample is no group of rows: its draws have a seed of their own.
     target = fit.continuation.target
     continuation = replace(fit.continuation, target=replace(target, seed=target.seed + 2))

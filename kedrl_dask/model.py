@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from kedrl_dask import evaluation, persist
+from kedrl_dask.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.criterion import Space
 from kedrl_dask.diagnostics import diagnose
 from kedrl_dask.execute import Executor, default_executor, one_blas_thread
@@ -336,6 +337,32 @@ class KEDRL(BaseEstimator):
         """
         settings, store = self._prepared(store)
         return plan_fit(settings, store, executor or default_executor(), memory, workers, calibrate)
+
+    def bootstrap(
+        self,
+        store: TransitionStore | str | Path,
+        policy: Policy,
+        n_replicates: int = 100,
+        *,
+        executor: Executor | None = None,
+        cache: str | Path | None = None,
+        random_state: int = 0,
+        progress: Literal["auto", "bars", "log", "none"] = "auto",
+    ) -> Bootstrap:
+        """Replicates of this fit on blocks of episodes drawn with replacement.
+
+        What the fit chose is kept, so that intervals do not speak of its choice. ``store`` and ``policy``
+        are those of the fit; with its ``cache`` no pass over the data is needed. Policies that are to be
+        compared take the same ``random_state``. ``apply(function)`` of the result gives any function of
+        the fitted model with its replicates, standard errors and intervals.
+        """
+        check_is_fitted(self)
+        settings, store = self._prepared(store)
+        with one_blas_thread(), workspace(store, cache) as space:
+            return run_bootstrap(
+                self, settings, store, policy, n_replicates, random_state,
+                executor or default_executor(), space, Reporter(progress),
+            )  # fmt: skip
 
     def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
         """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""

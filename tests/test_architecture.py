@@ -26,9 +26,9 @@ FLOORS = {
     },
     # What people touch.
     3: {
-        "__init__", "__main__", "choices", "cli", "conditioning", "datasets", "demo", "diagnostics",
-        "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots", "report", "separating",
-        "settings", "streaming", "sums",
+        "__init__", "__main__", "bootstrap", "choices", "cli", "conditioning", "datasets", "demo",
+        "diagnostics", "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots", "report",
+        "separating", "settings", "streaming", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

@@ -1,0 +1,257 @@
+"""Uncertainty by resampling trajectories: replicates of a fit from its block sums, without another pass.
+
+Blocks of whole episodes are drawn with replacement. The sums of a replicate are the stored sums of the
+blocks, each as often as it was drawn. Landmarks, basis, grid, kernels, ridges and conditioning points are
+those of the fit. What is left is a regression, the operators at the conditioning points, and a solution that
+starts from the fitted coefficients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import solve_triangular
+from scipy.special import ndtri
+
+from kedrl_dask.cache import Cache
+from kedrl_dask.choices import make_choices
+from kedrl_dask.conditioning import file_conditioning
+from kedrl_dask.criterion import Chunk, ReturnSpace
+from kedrl_dask.division import even_ranges, in_groups
+from kedrl_dask.execute import Executor
+from kedrl_dask.nystrom import NystromFeatures
+from kedrl_dask.objective import BellmanObjective
+from kedrl_dask.passes import SUMS_KIND, Conditioning
+from kedrl_dask.planning import checked_plan
+from kedrl_dask.policies import Policy
+from kedrl_dask.progress import Reporter
+from kedrl_dask.ratio import DensityRatio
+from kedrl_dask.separating import Prepared
+from kedrl_dask.settings import Settings
+from kedrl_dask.solvers import LBFGS, PCG
+from kedrl_dask.store import ArrayStore
+from kedrl_dask.streaming import stream
+from kedrl_dask.sums import RegressionSums, recalibrate, regress
+from kedrl_dask.transitions import TransitionStore
+
+if TYPE_CHECKING:
+    from kedrl_dask.model import KEDRL
+
+__all__ = ["Bootstrap", "Draws", "Interval", "run_bootstrap"]
+
+Array = npt.NDArray[Any]
+
+#: Replicates whose sums are in memory at once.
+BATCH = 10
+#: Fewest blocks of episodes that replicates can be drawn from.
+FEWEST_BLOCKS = 5
+#: Relative gradient to which a replicate is solved: far below what replicates differ by.
+TOLERANCE = 1e-5
+
+
+class Interval(NamedTuple):
+    """Ends of intervals, of the shape of what they are for."""
+
+    low: Array
+    high: Array
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A quantity in the fit and in its replicates.
+
+    Attributes
+    ----------
+    estimate : array
+        Its value in the fit.
+    values : (n_replicates, …) array
+        Its values in the replicates.
+    counts : (n_replicates, n_blocks) array
+        How often each block of episodes was drawn.
+    """
+
+    estimate: Array
+    values: Array
+    counts: Array
+
+    @property
+    def standard_error(self) -> Array:
+        """Standard deviation over the replicates."""
+        return np.asarray(self.values.std(axis=0, ddof=1))
+
+    def interval(
+        self, level: float = 0.9, method: Literal["normal", "basic", "percentile"] = "normal"
+    ) -> Interval:
+        """Intervals that cover with about this probability, each by itself.
+
+        Parameters
+        ----------
+        level : float
+        method : {"normal", "basic", "percentile"}
+            The estimate and its standard error, as if normal; twice the estimate less quantiles of the
+            replicates; or these quantiles. The last two need hundreds of replicates.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"interval: level must lie strictly between 0 and 1, got {level!r}")
+        tail = (1 - level) / 2
+        if method == "normal":
+            reach = -ndtri(tail) * self.standard_error
+            return Interval(self.estimate - reach, self.estimate + reach)
+        low, high = np.quantile(self.values, [tail, 1 - tail], axis=0)
+        if method == "percentile":
+            return Interval(low, high)
+        if method == "basic":
+            return Interval(2 * self.estimate - high, 2 * self.estimate - low)
+        raise ValueError(f"interval: method must be 'normal', 'basic' or 'percentile', got {method!r}")
+
+    def __sub__(self, other: Draws) -> Draws:
+        """The difference of a quantity between two policies, replicate by replicate."""
+        if not np.array_equal(self.counts, other.counts):
+            raise ValueError(
+                "the replicates are of other draws of episodes; bootstrap both policies on the same store "
+                "with the same n_blocks, n_replicates and random_state"
+            )
+        return Draws(self.estimate - other.estimate, self.values - other.values, self.counts)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Replicates of a fit; made by :meth:`kedrl_dask.KEDRL.bootstrap`.
+
+    Attributes
+    ----------
+    model : KEDRL
+        The fit.
+    coefficients : (n_replicates, L, m) array
+        B of each replicate.
+    counts : (n_replicates, n_blocks) array
+        How often each block of episodes was drawn: the same for every policy on the same data, so that
+        differences between policies can be taken replicate by replicate.
+    """
+
+    model: KEDRL
+    coefficients: Array
+    counts: Array
+
+    def apply(self, function: Callable[[KEDRL], npt.ArrayLike]) -> Draws:
+        """Any function of a fitted model's coefficients, in the fit and in the replicates.
+
+        Examples
+        --------
+        ``bootstrap.apply(lambda model: model.embed(state, action, at=z)).interval(0.9)``
+        """
+        values = np.stack([np.asarray(function(replica)) for replica in self._replicas()])
+        return Draws(np.asarray(function(self.model)), values, self.counts)
+
+    def _replicas(self) -> Iterator[KEDRL]:
+        for coefficients in self.coefficients:
+            replica = copy(self.model)
+            replica.coefficients_ = coefficients
+            yield replica
+
+
+def run_bootstrap(
+    model: KEDRL,
+    settings: Settings,
+    store: TransitionStore,
+    policy: Policy,
+    n_replicates: int,
+    random_state: int,
+    executor: Executor,
+    cache: Cache,
+    reporter: Reporter,
+) -> Bootstrap:
+    """Resample and solve; see :meth:`kedrl_dask.KEDRL.bootstrap`."""
+    if settings.construction != "separated" or settings.operators != "features":
+        raise ValueError(
+            "bootstrap: block sums are kept for construction='separated' with operators='features' only; "
+            "fit such a model"
+        )
+    if not isinstance(n_replicates, int) or n_replicates < 2:
+        raise ValueError(f"bootstrap: n_replicates must be an integer ≥ 2, got {n_replicates!r}")
+    if store.fingerprint != model.diagnostics_["data"]:
+        raise ValueError(
+            f"bootstrap: {store.path} does not hold the transitions that the model was fitted on"
+        )
+    with reporter.stage("design"):
+        choices = make_choices(settings, store, cache)
+    streamed = stream(settings, store, policy, choices, executor, cache, reporter)
+    blocks = [ArrayStore.open(path, SUMS_KIND) for path in streamed.paths]
+    n_blocks = blocks[0].size("block")
+    if n_blocks < FEWEST_BLOCKS:
+        raise ValueError(
+            f"bootstrap: {n_blocks} blocks of episodes are too few to draw from; give at least "
+            f"{FEWEST_BLOCKS} episodes, and n_blocks as many"
+        )
+    rng = np.random.default_rng([random_state, 8])
+    counts = rng.multinomial(n_blocks, np.full(n_blocks, 1 / n_blocks), size=n_replicates)
+    start = Prepared(
+        settings, store, choices, model.operators_, model.ridge_gamma_, model.ridge_b_,
+        checked_plan(settings, store, executor, None), executor, cache,
+    )  # fmt: skip
+    found = []
+    with reporter.stage("replicates", n_replicates) as advance:
+        for first, last in even_ranges(n_replicates, BATCH):
+            for sums in _weighted_sums(blocks, choices.features, counts[first:last]):
+                found.append(_replicate(start, sums, streamed.continuation.ratio, model.coefficients_))
+                advance()
+    return Bootstrap(model, np.stack(found), counts)
+
+
+def _weighted_sums(
+    blocks: list[ArrayStore], features: NystromFeatures, counts: Array
+) -> Iterator[RegressionSums]:
+    """Sums of several replicates; each block is read once for all of them."""
+    totals: dict[str, Array] = {}
+    for store in blocks:
+        for name in store.names:
+            totals[name] = np.zeros((len(counts), *store.shape(name)[1:]))
+            for number in range(store.size("block")):
+                block = store.read(name, number, number + 1)[0]
+                for i, count in enumerate(counts[:, number]):
+                    totals[name][i] += count * block
+    for name in {"reward", "terminal", "continuation"} & set(totals):
+        totals[name] = features.complete_sums(totals[name])
+    for i in range(len(counts)):
+        yield RegressionSums(**{name: total[i : i + 1] for name, total in totals.items()})
+
+
+@dataclass(frozen=True)
+class _Resampled(Conditioning):
+    """Conditioning points of a replicate, which nobody stores."""
+
+    def load(self, rows: tuple[int, int]) -> Chunk:
+        """Compute the chunk, to stay in memory."""
+        return self.compute(rows)
+
+
+def _replicate(
+    start: Prepared, sums: RegressionSums, ratio: DensityRatio | None, coefficients: Array
+) -> Array:
+    """B of a replicate, from its sums."""
+    choices, settings, executor = start.choices, start.settings, start.executor
+    if ratio is not None and ratio.clip is not None:
+        _, sums = recalibrate(ratio, sums)
+    operators = regress(choices.features, choices.basis.landmarks, sums, start.ridge_gamma)
+    whitening = choices.basis.whitening
+    whitened = replace(operators, continuation=operators.continuation @ whitening)
+    filed = file_conditioning(settings, start.store, operators.kernel, start.cache)
+    problem = BellmanObjective(
+        executor,
+        _Resampled(filed, filed, whitened, choices.basis, settings.dtype),
+        in_groups(settings.ranges(start.store.n_transitions), executor.n_threads),
+        "resident" if start.plan.residency == "resident" else "recomputed",
+        ReturnSpace.build(choices.grid, choices.frequencies, settings.discount, choices.return_kernel),
+        start.penalties,
+        start.ridge_b,
+    )
+    solver = PCG(TOLERANCE) if problem.is_quadratic else LBFGS(TOLERANCE)
+    solution = solver.solve(problem, start=solve_triangular(whitening, coefficients))
+    if not solution.result.ok:
+        raise RuntimeError(f"bootstrap: a replicate was not solved: {solution.result.value}")
+    return whitening @ solution.coefficients

@@ -1,0 +1,149 @@
+"""Replicates of a fit: each is the literal fit of the resampled episodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kedrl_dask import KEDRL, ULSIF, TransitionStore, policies
+from kedrl_dask.bootstrap import Draws
+from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.solvers import LBFGS
+from tests import dense
+from tests.conftest import make_episodes
+from tests.test_against_dense import DISCOUNT, MASS, RIDGE_B, RIDGE_GAMMA, close, exact_settings, some_points
+
+
+@pytest.fixture(params=["truncated", "terminated"])
+def store(request, tmp_path):
+    n_terminated = 0 if request.param == "truncated" else 3
+    data = make_episodes(n_episodes=6, length=5, n_terminated=n_terminated)
+    return TransitionStore.from_arrays(tmp_path / "store", **data)
+
+
+def fitted(store, policy, kernels, **settings):
+    given = exact_settings(store, kernels) | {"n_blocks": 6, "conditioning": some_points()} | settings
+    return KEDRL(DISCOUNT, **given).fit(store, policy, executor=ThreadExecutor(2), progress="none")
+
+
+def bootstrap(model, store, policy, **options):
+    return model.bootstrap(store, policy, executor=ThreadExecutor(2), progress="none", **options)
+
+
+def literal(model, store, policy, counts, eta=None):
+    """The minimiser of the literal criterion on episodes repeated as often as they were drawn."""
+    t = store.transitions()
+    rows = np.repeat(np.arange(len(t)), counts[np.unique(t.episode, return_inverse=True)[1]])
+    if eta is None:
+        kappa = dense.continuation_sampled(
+            model.input_kernel_, model.basis_, t.next_state, t.terminal, policy, 3
+        )
+    else:
+        successor = np.hstack([t.next_state, t.next_action])
+        kappa = dense.continuation_ratio(model.input_kernel_, model.basis_, successor, t.terminal, eta)
+    features = dense.FeatureKernel(model.frequencies_, model.return_kernel_.sigma)
+    points, weights = some_points()
+    criterion = dense.Criterion(
+        model.input_kernel_, features, t.inputs[rows], t.reward[rows], t.terminal[rows], kappa[rows],
+        model.basis_, model.grid_, points, weights / weights.sum(), DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS,
+    )  # fmt: skip
+    return criterion.minimiser(model.coefficients_.shape)
+
+
+@pytest.fixture
+def exactly(monkeypatch):
+    monkeypatch.setattr("kedrl_dask.bootstrap.TOLERANCE", 1e-13)
+
+
+def test_replicates__are_fits_of_the_resampled_episodes(store, policy, kernels, exactly):
+    model = fitted(store, policy, kernels)
+    found = bootstrap(model, store, policy, n_replicates=12)
+    assert found.counts.shape == (12, 6)
+    assert (found.counts.sum(axis=1) == 6).all()
+    for counts, coefficients in list(zip(found.counts, found.coefficients, strict=True))[::4]:
+        close(coefficients, literal(model, store, policy, counts))
+
+
+def test_replicates__ratio(store, policy, kernels, exactly):
+    """The density ratio is that of the fit, scaled to the mean of the episodes that were drawn."""
+    options = ULSIF(n_centers=8, ridge=1e-2, clip=1.5)
+    model = fitted(store, policy, kernels, continuation="ratio", ratio=options)
+    found = bootstrap(model, store, policy, n_replicates=2)
+    t = store.transitions()
+    eta = model.ratio_(np.hstack([t.next_state, t.next_action]))
+    drawn = found.counts[1][np.unique(t.episode, return_inverse=True)[1]] * ~t.terminal
+    scaled = eta * drawn.sum() / (drawn @ eta)
+    close(found.coefficients[1], literal(model, store, policy, found.counts[1], scaled))
+
+
+def test_bootstrap__needs_no_pass_where_the_fit_left_its_sums(store, policy, kernels, tmp_path, monkeypatch):
+    model = KEDRL(DISCOUNT, **(exact_settings(store, kernels) | {"n_blocks": 6}))
+    model.fit(store, policy, executor=ThreadExecutor(2), cache=tmp_path / "cache", progress="none")
+    expected = bootstrap(model, store, policy, n_replicates=3)
+    monkeypatch.setattr("kedrl_dask.streaming.accumulate", lambda *_: pytest.fail("the pass was repeated"))
+    again = bootstrap(model, store, policy, n_replicates=3, cache=tmp_path / "cache")
+    np.testing.assert_array_equal(again.coefficients, expected.coefficients)
+
+
+def test_apply__standard_errors_intervals_and_differences(store, policy, kernels):
+    model = fitted(store, policy, kernels)
+    other_policy = policies.Gaussian(policy.weights, bias=0.5, scale=0.3)
+    other = fitted(store, other_policy, kernels)
+    first = bootstrap(model, store, policy, n_replicates=20)
+    second = bootstrap(other, store, other_policy, n_replicates=20)
+    inputs = np.zeros((2, 2)), np.zeros((2, 1))
+
+    def embedding(fit):
+        return fit.embed(*inputs, at=np.zeros((1, 2)))
+
+    draws = first.apply(embedding)
+    np.testing.assert_array_equal(draws.estimate, embedding(model))
+    assert draws.values.shape == (20, 2, 1)
+    assert (draws.standard_error > 0).all()
+    wide, narrow = draws.interval(0.99), draws.interval(0.5)
+    assert (wide.low < narrow.low).all()
+    assert (wide.high > narrow.high).all()
+    difference = draws - second.apply(embedding)
+    np.testing.assert_allclose(difference.values, draws.values - second.apply(embedding).values)
+    unlike = bootstrap(other, store, other_policy, n_replicates=20, random_state=1)
+    with pytest.raises(ValueError, match="other draws of episodes"):
+        draws - unlike.apply(embedding)
+
+
+def test_negative_penalty__replicates_too(store, policy, kernels):
+    model = fitted(store, policy, kernels, negative_penalty=0.5, solver=LBFGS())
+    found = bootstrap(model, store, policy, n_replicates=2)
+    assert np.isfinite(found.coefficients).all()
+    assert np.abs(found.coefficients[0] - model.coefficients_).max() > 1e-6
+
+
+def test_interval__methods():
+    values = np.arange(101.0)[:, None]
+    draws = Draws(np.array([60.0]), values, np.ones((101, 5)))
+    assert draws.interval(0.9, "percentile").low[0] == pytest.approx(5)
+    assert draws.interval(0.9, "basic").low[0] == pytest.approx(120 - 95)
+    reach = 1.6448536 * values.std(ddof=1)
+    np.testing.assert_allclose(draws.interval(0.9), [[60 - reach], [60 + reach]], rtol=1e-6)
+    with pytest.raises(ValueError, match="level must lie"):
+        draws.interval(1.0)
+    with pytest.raises(ValueError, match="method must be"):
+        draws.interval(method="exact")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"n_replicates": 1}, "n_replicates must be"), ({"n_replicates": 2.5}, "n_replicates must be")],
+)
+def test_bootstrap__refuses(store, policy, kernels, options, message):
+    with pytest.raises(ValueError, match=message):
+        bootstrap(fitted(store, policy, kernels), store, policy, **options)
+
+
+def test_bootstrap__refuses_other_data_paired_and_few_blocks(store, policy, kernels, tmp_path):
+    other = TransitionStore.from_arrays(tmp_path / "other", **make_episodes(6, 6))
+    with pytest.raises(ValueError, match="does not hold the transitions"):
+        bootstrap(fitted(store, policy, kernels), other, policy)
+    with pytest.raises(ValueError, match="separated"):
+        bootstrap(fitted(store, policy, kernels, construction="paired"), store, policy)
+    with pytest.raises(ValueError, match="too few to draw from"):
+        bootstrap(fitted(store, policy, kernels, n_blocks=3), store, policy)
