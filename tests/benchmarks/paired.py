@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,8 +23,10 @@ import numpy as np
 from kedrl_dask import KEDRL, Matern, pairing
 from kedrl_dask.datasets import simulation
 from kedrl_dask.paired_objective import PairedObjective
+from kedrl_dask.separation import SeparationWarning
 from kedrl_dask.solvers import PCG
-from tests import dense
+from kedrl_dask.spectral import waves
+from tests import dense, test_separation
 from tests.memory import peak_memory
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
@@ -31,7 +34,7 @@ SIZES = {"n_basis": 150, "n_atoms": 100, "n_landmarks": 300, "n_features": 128, 
 #: Memory of a sweep that must recompute: less than the features of 100,000 transitions take.
 SWEEP_MEMORY = "700 MiB"
 #: Sizes at which the literal evaluation runs: N, m, L.
-LITERAL = (100, 12, 20)
+LITERAL = (300, 30, 20)
 
 
 def run_one(path, form, max_iterations):
@@ -98,6 +101,20 @@ def report_swept(runs):
         print(f"{large:,} against {small:,}: product {ratio:.1f} × the time, {memory:.2f} × the memory")
 
 
+class FeatureGram:
+    """Kernel matrices of the features, by a product: the oracle's own way takes too much memory here."""
+
+    def __init__(self, frequencies, sigma):
+        self.frequencies, self.scale = frequencies, sigma**2 / len(frequencies)
+
+    def gram(self, zs, others):
+        return (
+            self.scale
+            * waves(np.asarray(zs), self.frequencies)
+            @ waves(np.asarray(others), self.frequencies).T
+        )
+
+
 def against_literal(folder):
     """Value and gradient by the N²m² formula at one conditioning point, and by the contracted form at all."""
     n, m, n_basis = LITERAL
@@ -119,7 +136,7 @@ def against_literal(folder):
     model.fit(store, PAIR.target, cache=Path(folder) / "cache", progress="none")
     problem, t = captured[0], store.transitions()
     kappa = dense.continuation_sampled(kernel, model.basis_, t.next_state, t.terminal, PAIR.target, 2)
-    features = dense.FeatureKernel(model.frequencies_, model.return_kernel_.sigma)
+    features = FeatureGram(model.frequencies_, model.return_kernel_.sigma)
     oracle = dense.PairedCriterion(
         kernel, features, t.inputs, t.reward, t.terminal, kappa, model.basis_, model.grid_, t.inputs[:1],
         np.ones(1), simulation.DISCOUNT, 1e-3, 1e-6, 1.0,
@@ -144,6 +161,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--transitions", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--sweep", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--max-iterations", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -151,13 +169,51 @@ def main():
         print(json.dumps(run_one(*options.child, options.max_iterations)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        paths = {}
-        for n in {*options.transitions, *options.sweep}:
-            paths[n] = Path(folder) / str(n)
-            simulation.write(paths[n], PAIR, n)
-        report_contracted({n: child(paths[n], "contracted") for n in options.transitions})
-        report_swept({n: child(paths[n], "matrix-free", 4) for n in options.sweep})
-        against_literal(folder)
+        for part in options.only:
+            PARTS[part](Path(folder), options)
+
+
+def contracted(folder, options):
+    paths = written(folder, options.transitions)
+    report_contracted({n: child(path, "contracted") for n, path in paths.items()})
+
+
+def matrix_free(folder, options):
+    paths = written(folder, options.sweep)
+    report_swept({n: child(path, "matrix-free", 4) for n, path in paths.items()})
+
+
+def written(folder, sizes):
+    paths = {n: folder / str(n) for n in sizes}
+    for n, path in paths.items():
+        if not path.exists():
+            simulation.write(path, PAIR, n)
+    return paths
+
+
+def literal(folder, options):
+    against_literal(folder)
+
+
+def systems(folder, options):
+    """Errors of both constructions on every simulated system, at the sizes of tests/test_separation.py."""
+    print(f"{'mean RMSE, N = 8,000':<22}{'separated':>12}{'paired':>12}  recommended")
+    for name, system in simulation.SYSTEMS.items():
+        store, errors = simulation.write(folder / name, PAIR, 8_000, system=system), []
+        for construction in ("paired", "separated"):
+            model = KEDRL(
+                simulation.DISCOUNT, construction=construction, return_kernel=PAIR.settings.kernel,
+                **test_separation.SIZES,
+            )  # fmt: skip
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SeparationWarning)
+                model.fit(store, PAIR.target, progress="none")
+            errors.append(test_separation.rmse(model, system))
+        recommended = model.diagnostics_["separation"]["recommends"]
+        print(f"{name:<22}{errors[1]:>12.4f}{errors[0]:>12.4f}  {recommended}")
+
+
+PARTS = {"contracted": contracted, "matrix-free": matrix_free, "literal": literal, "systems": systems}
 
 
 if __name__ == "__main__":
