@@ -17,7 +17,7 @@ from kedrl_dask.execute import Executor
 from kedrl_dask.passes import Conditioning
 from kedrl_dask.precondition import Coordinates, return_gram
 
-__all__ = ["BellmanObjective"]
+__all__ = ["EXACT", "BellmanObjective", "Objective"]
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +25,30 @@ Array = npt.NDArray[Any]
 EXACT = np.dtype(np.float64)
 
 
-class BellmanObjective:
+class Objective:
+    """What the criteria of both constructions share, as functions of C with B = T_L C."""
+
+    coordinates: Coordinates
+
+    def __init__(self, penalties: Penalties, ridge: float) -> None:
+        self._penalties, self._ridge = penalties, ridge
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (rank, m) of the coefficients."""
+        return self.coordinates.shape
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether there is no penalty on negative coefficients."""
+        return self._penalties.negative == 0
+
+    def _with_ridge(self, value: float, gradient: Array, coefficients: Array) -> tuple[float, Array]:
+        image = self._ridge * coefficients
+        return value + float(np.vdot(coefficients, image)), gradient + 2 * image
+
+
+class BellmanObjective(Objective):
     """Value, gradient and products of eq:global_B_objective, as functions of C with B = T_L C.
 
     One task for each group of chunks. Only the coefficients go out, and a matrix or a few come back: sums
@@ -58,10 +81,11 @@ class BellmanObjective:
         penalties: Penalties,
         ridge: float,
     ) -> None:
+        super().__init__(penalties, ridge)
         self.whitening = points.basis.whitening
         self.products_are_exact = points.dtype == np.float64
         self._executor, self._points = executor, points
-        self._penalties, self._ridge, self._space = penalties, ridge, space
+        self._space = space
         self.n_points = groups[-1][-1][1]
         self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
         self.chunks = ChunkSums(executor, points, groups, residency)
@@ -70,16 +94,6 @@ class BellmanObjective:
         right = return_gram(space, target_moment, penalties.mass)
         self.coordinates = Coordinates.build(moment, right, ridge)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Shape (rank, m) of the coefficients."""
-        return self.coordinates.shape
-
-    @property
-    def is_quadratic(self) -> bool:
-        """Whether there is no penalty on negative coefficients."""
-        return self._penalties.negative == 0
-
     def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
         """Value of eq:global_B_objective and its gradient (rank, m), in double precision."""
         shared = self._executor.share(coefficients)
@@ -87,10 +101,6 @@ class BellmanObjective:
             criterion.value_and_gradient, self._spaces[EXACT], self._penalties, shared
         )
         return self._with_ridge(value, gradient, coefficients)
-
-    def _with_ridge(self, value: float, gradient: Array, coefficients: Array) -> tuple[float, Array]:
-        image = self._ridge * coefficients
-        return value + float(np.vdot(coefficients, image)), gradient + 2 * image
 
     def product(self, direction: Array) -> Array:
         """Hessian of the quadratic part, times a direction, in the precision of the stored points."""

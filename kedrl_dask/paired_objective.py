@@ -13,7 +13,7 @@ from kedrl_dask.chunks import ChunkSums
 from kedrl_dask.criterion import Penalties, ReturnSpace
 from kedrl_dask.execute import Executor
 from kedrl_dask.nystrom import NystromFeatures
-from kedrl_dask.objective import EXACT
+from kedrl_dask.objective import EXACT, Objective
 from kedrl_dask.paired import FrequencyBlock, Points
 from kedrl_dask.precondition import Coordinates, return_gram
 from kedrl_dask.target import Compressed, Operator, PairedPoints, sweep_back, sweep_out
@@ -160,7 +160,7 @@ class SweptTarget:
         return target if self._terminal is None else target + self._terminal
 
 
-class PairedObjective:
+class PairedObjective(Objective):
     """Value, gradient and products of the paired criterion, as functions of C with B = T_L C.
 
     Parameters
@@ -191,10 +191,11 @@ class PairedObjective:
         ridge: float,
         dtype: np.dtype[Any],
     ) -> None:
+        super().__init__(penalties, ridge)
         self.target, self.whitening, self.n_points = target, source.basis.whitening, len(compressed.mass)
         self.products_are_exact = dtype == EXACT
         self._chunks, self._source = chunks, source
-        self._penalties, self._ridge, self._dtype = penalties, ridge, dtype
+        self._dtype = dtype
         self._in_memory: tuple[Array, Array, Array] | None = None
         points = compressed.points
         self._moment, self._mean = points.basis.T @ points.basis, compressed.mean
@@ -202,16 +203,6 @@ class PairedObjective:
         power = np.square(points.features @ source.operators.reward).sum(axis=0)
         right = return_gram(space, power[0::2] + power[1::2], penalties.mass)
         self.coordinates = Coordinates.build(self._moment, right, ridge)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Shape (rank, m) of the coefficients."""
-        return self.coordinates.shape
-
-    @property
-    def is_quadratic(self) -> bool:
-        """Whether there is no penalty on negative coefficients."""
-        return self._penalties.negative == 0
 
     def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
         """Value of the paired criterion and its gradient (rank, m), in double precision."""
@@ -225,10 +216,6 @@ class PairedObjective:
             value += self._penalties.negative * penalty
             gradient = gradient + self._penalties.negative * by_penalty
         return self._with_ridge(value, gradient, coefficients)
-
-    def _with_ridge(self, value: float, gradient: Array, coefficients: Array) -> tuple[float, Array]:
-        image = self._ridge * coefficients
-        return value + float(np.vdot(coefficients, image)), gradient + 2 * image
 
     def product(self, direction: Array) -> Array:
         """Hessian of the quadratic part, times a direction."""
