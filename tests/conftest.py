@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -11,6 +12,13 @@ from kedrl_dask import Matern, TransitionStore, policies
 
 # Tests are small: BLAS threads would only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts():
+    """Ctrl-C works in tests though they were started in the background, where a shell ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 #: A cluster for a test: no fixed port, nothing reachable from outside.
