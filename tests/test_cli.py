@@ -290,7 +290,10 @@ def test_module__ctrl_c(tmp_path):
     while not (output / demo.PARTIAL / "data").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert err.strip().splitlines()[-1] == f"kedrl: interrupted; nothing was written to {output}"
     assert "Traceback" not in err

@@ -299,7 +299,10 @@ def test_module__ctrl_c(tmp_path):
     while not list(tmp_path.glob("new/.store-*/new/state/c/*")) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert err.strip().splitlines()[-1] == f"kedrl: interrupted; nothing was written to {path}"
     assert "Traceback" not in err
