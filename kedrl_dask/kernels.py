@@ -38,19 +38,16 @@ def _half_integer_polynomial(order: int) -> tuple[float, ...]:
 
 
 def _half_integer_kernel(order: int, variance: float, t: Array, out: Array) -> None:
-    """σ²·p(t)·exp(−t) into ``out``, with −t ≤ 0 given in ``t``, which is overwritten."""
-    coefficients = [variance * (-1) ** j * c for j, c in enumerate(_half_integer_polynomial(order))]
-    if order == 0:
-        np.exp(t, out=out)
-        out *= t.dtype.type(variance)
-        return
-    np.multiply(t, t.dtype.type(coefficients[-1]), out=out)
-    for c in coefficients[-2:0:-1]:
-        out += t.dtype.type(c)
-        out *= t
-    out += t.dtype.type(coefficients[0])
-    np.exp(t, out=t)
-    out *= t
+    """σ²·p(t)/exp(t) into ``out``, at scaled distances ``t``, which are overwritten."""
+    first, *others = (t.dtype.type(variance * c) for c in reversed(_half_integer_polynomial(order)))
+    if not others:
+        out[...] = first
+    for i, c in enumerate(others):
+        np.multiply(out if i else t, t if i else first, out=out)
+        out += c
+    with np.errstate(over="ignore"):  # far away the kernel is zero
+        np.exp(t, out=t)
+    out /= t
 
 
 def _bessel_correlation(nu: float, t: Array) -> Array:
@@ -101,6 +98,11 @@ class Matern:
             if value.size == 0 or not (np.isfinite(value).all() and (value > 0).all()):
                 raise ValueError(f"Matern: {name} must be positive and finite, got {getattr(self, name)!r}")
 
+    @property
+    def _has_closed_form(self) -> bool:
+        order = self.nu - 0.5
+        return order == int(order) and order <= 20
+
     def scale(self, x: Array) -> Array:
         """Coordinates in which the kernel is isotropic with unit length."""
         lengths = np.asarray(self.length_scale, dtype=x.dtype)
@@ -137,21 +139,25 @@ class Matern:
         return values
 
     def _distances(self, x: Array, y: Array) -> Callable[[int, Array], None]:
-        """Return a function that fills an array with the distances from the rows of ``x`` on to ``y``."""
+        """Return a function that fills an array with scaled distances from the rows of ``x`` on to ``y``."""
+        root = x.dtype.type(np.sqrt(2 * self.nu))
         largest = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
+        # There exp overflows, and the kernel is exactly zero, while powers of the distance do not.
+        farthest = x.dtype.type(800 if x.dtype.itemsize > 4 else 160)
         if self.nu < 1 or not largest < 1e15:
             # Rough at zero: there an error of √eps in the distance is an error of √eps in the kernel.
             # And squares of huge coordinates overflow in float32.
             def by_differences(start: int, t: Array) -> None:
-                t[...] = cdist(x[start : start + len(t)], y)
+                t[...] = np.minimum(root * cdist(x[start : start + len(t)], y), farthest)
 
             return by_differences
         x_square, y_square = (np.einsum("ij,ij->i", z, z) for z in (x, y))
         left, right = x, np.ascontiguousarray(-2 * y.T)
         is_single = x.dtype.itemsize < 8
         if is_single:
-            # The squares join the product: (x, |x|², 1)·(−2y, 1, |y|²). In double that would cost digits.
-            left = np.column_stack([x, x_square, np.ones_like(x_square)])
+            # Squares and scale join the product: 2ν·(x, |x|², 1)·(−2y, 1, |y|²). In double that would cost
+            # digits.
+            left = root**2 * np.column_stack([x, x_square, np.ones_like(x_square)])
             right = np.vstack([right, np.ones_like(y_square), y_square])
 
         def by_product(start: int, t: Array) -> None:
@@ -160,22 +166,16 @@ class Matern:
             if not is_single:
                 t += x_square[rows, None]
                 t += y_square
-            np.maximum(t, 0, out=t)
+                t *= root**2
+            np.clip(t, 0, farthest**2, out=t)
             np.sqrt(t, out=t)
 
         return by_product
 
     def _of_distance(self, t: Array, out: Array) -> None:
-        """Kernel at the distances ``t`` in units of the length scale, which are overwritten."""
-        order = self.nu - 0.5
-        is_half_integer = order == int(order) and order <= 20
-        t *= t.dtype.type((-1 if is_half_integer else 1) * np.sqrt(2 * self.nu))
-        if is_half_integer:
-            # Below this exp(t) is exactly zero, while the polynomial could overflow.
-            lowest = -800 if t.dtype.itemsize > 4 else -120
-            if not t.min(initial=0) > lowest:
-                np.maximum(t, t.dtype.type(lowest), out=t)
-            _half_integer_kernel(int(order), self.sigma**2, t, out)
+        """Kernel at scaled distances ``t``, which are overwritten."""
+        if self._has_closed_form:
+            _half_integer_kernel(int(self.nu), self.sigma**2, t, out)
         else:
             np.multiply(_bessel_correlation(self.nu, t), self.sigma**2, out=out, casting="same_kind")
 

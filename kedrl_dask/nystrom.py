@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import cho_factor, cho_solve, get_blas_funcs, solve_triangular
 from scipy.linalg.lapack import dpstrf
 
 from kedrl_dask.kernels import Matern
@@ -27,8 +27,6 @@ Array = npt.NDArray[Any]
 
 #: Landmarks whitened first. After so many, what is left of the others' sections is small.
 HEAD = 128
-#: Columns of a triangular factor that are multiplied at a time, down to their last entry that is not zero.
-TRIANGLE_COLUMNS = 64
 
 
 def whiten(gram: Array, threshold: float) -> tuple[Array, Array]:
@@ -107,8 +105,8 @@ class NystromFeatures:
     def deflate(self, sections: Array) -> Array:
         """φ in the place of sections k_V, or of means of them; (n, r)."""
         phi, h = sections, self.head
-        head = scratch("head", (len(phi), h), phi.dtype)
-        phi[:, :h] = _times_triangle(phi[:, :h], self.whitening[:h, :h], head)
+        head = _times_triangle("head", phi[:, :h], self.whitening[:h, :h])
+        phi[:, :h] = head
         phi[:, h:] -= np.matmul(
             head, self.coupling, out=scratch("tail", (len(phi), self.rank - h), phi.dtype)
         )
@@ -119,7 +117,7 @@ class NystromFeatures:
         h = self.head
         psi = np.empty_like(phi) if out is None else out
         psi[:, :h] = phi[:, :h]
-        _times_triangle(phi[:, h:], self.whitening[h:, h:], psi[:, h:])
+        psi[:, h:] = _times_triangle("tail", phi[:, h:], self.whitening[h:, h:])
         return psi
 
     def complete_sums(self, sums: Array) -> Array:
@@ -145,12 +143,14 @@ class NystromFeatures:
         return float(1 - np.einsum("ij,ij->i", psi, psi).mean() / self.kernel.sigma**2)
 
 
-def _times_triangle(x: Array, triangle: Array, out: Array) -> Array:
-    """x times an upper triangular matrix, without most of its zeros, into ``out``."""
-    for start in range(0, len(triangle), TRIANGLE_COLUMNS):
-        stop = min(start + TRIANGLE_COLUMNS, len(triangle))
-        np.matmul(x[:, :stop], triangle[:stop, start:stop], out=out[:, start:stop])
-    return out
+def _times_triangle(name: str, x: Array, triangle: Array) -> Array:
+    """x times an upper triangular matrix, at half of a product's cost, in scratch memory."""
+    product = scratch(name, x.shape, x.dtype)
+    product[...] = x
+    # BLAS counts by columns, so it sees transposes: triangleᵀ·xᵀ, in the place of xᵀ.
+    (trmm,) = get_blas_funcs(("trmm",), (product,))
+    trmm(1.0, triangle.T, product.T, lower=1, overwrite_b=1)
+    return product
 
 
 def solve_ridge(gram: Array, responses: Array, n_transitions: float, ridge: float) -> Array:

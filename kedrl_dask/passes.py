@@ -230,7 +230,7 @@ def _reward_sums(phi: Array, part: Transitions, frequencies: Array, with_termina
 
 def _continuation_sums(phi: Array, part: Transitions, kappa: Array, eta: Array) -> Sums:
     eta = eta[~part.terminal]
-    square = np.einsum("ij,ij->", kappa, kappa, dtype=np.float64)
+    square = np.einsum("ij,ij->i", kappa, kappa).sum(dtype=np.float64)
     scalars = [len(eta), square, eta.sum(), np.vdot(eta, eta)]
     scalars += [eta.min(initial=np.inf), eta.max(initial=-np.inf)]
     return {

@@ -2,8 +2,9 @@
 
 Run ``python -m tests.benchmarks.scale`` (about ten minutes on two cores) or, smaller,
 ``python -m tests.benchmarks.scale --transitions 20000 200000 --no-dense``. Every fit runs in a process of
-its own. Times and rates are of this machine, in this run; GEMM is NumPy's own sustained
-rate in single precision, below its best moments; a product's share is the mean over its tasks.
+its own. Times and rates are of this machine, in this run. GEMM is NumPy's own rate in single precision, by
+as many processes at once as there are workers, before and after each fit: machines that are shared change
+their speed within minutes. A product's share is the mean over its tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from kedrl_dask import KEDRL, policies, separating
 from kedrl_dask.chunks import over_group
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import local_cluster
-from kedrl_dask.nystrom import HEAD, TRIANGLE_COLUMNS
 from kedrl_dask.objective import BellmanObjective, _product
 from tests.benchmarks import against
 
@@ -130,7 +130,7 @@ def run_one(store, n_workers, second):
 
 
 def child(store, n_workers, second=False):
-    """Run a fit in a process of its own."""
+    """Run a fit in a process of its own, between two measurements of GEMM."""
     command = [
         sys.executable,
         "-m",
@@ -140,31 +140,24 @@ def child(store, n_workers, second=False):
         "--workers",
         str(n_workers),
     ]
+    before = gemm_rate(n_workers)
     done = subprocess.run(command + ["--second"] * second, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]) | {"gemm": (before + gemm_rate(n_workers)) / 2}
 
 
 def pass_flop(sizes):
-    """Flop of the matrix products of the streaming pass, as they are done."""
-
-    def triangle(n):
-        return sum(
-            2 * min(s + TRIANGLE_COLUMNS, n) * min(TRIANGLE_COLUMNS, n - s)
-            for s in range(0, n, TRIANGLE_COLUMNS)
-        )
-
-    r, head = sizes["rank"], min(HEAD, sizes["rank"])
-    features = triangle(head) + 2 * head * (r - head) + triangle(r - head)
-    return sizes["transitions"] * (features + r * r + 2 * r * (sizes["basis"] + 2 * sizes["features"]))
+    """Flop of the matrix products of the streaming pass: features r², Gram matrix r², responses."""
+    r = sizes["rank"]
+    return sizes["transitions"] * 2 * r * (r + sizes["basis"] + 2 * sizes["features"])
 
 
 def product_flop(sizes):
     return 8 * sizes["conditioning"] * sizes["atoms"] * (sizes["basis"] + 2 * sizes["features"])
 
 
-def report(runs, peak):
+def report(runs):
     names = list(next(iter(runs.values()))["seconds"])
     print(f"{'seconds':<24}" + "".join(f"{n:>14,}" for n in runs))
     for name in names:
@@ -182,9 +175,12 @@ def report(runs, peak):
     print(
         f"{'all processes, MiB':<24}" + "".join(f"{r['all_processes'] / MIB:>14,.0f}" for r in runs.values())
     )
-    rates = {n: pass_flop(run["sizes"]) / run["seconds"]["streaming pass"] / peak for n, run in runs.items()}
+    print(f"{'GEMM, Gflop/s':<24}" + "".join(f"{run['gemm'] / 1e9:>14.0f}" for run in runs.values()))
+    rates = {
+        n: pass_flop(run["sizes"]) / run["seconds"]["streaming pass"] / run["gemm"] for n, run in runs.items()
+    }
     print(f"{'pass, of GEMM':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
-    rates = {n: product_flop(run["sizes"]) / run["inside"] / peak for n, run in runs.items()}
+    rates = {n: product_flop(run["sizes"]) / run["inside"] / run["gemm"] for n, run in runs.items()}
     print(f"{'product, of GEMM':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
     print(f"{'overhead of a product':<24}" + "".join(f"{run['overhead']:>14.0%}" for run in runs.values()))
     sizes = list(runs)
@@ -209,10 +205,9 @@ def main():
     if options.child:
         print(json.dumps(run_one(options.child, options.workers, options.second)))
         return
-    peak = gemm_rate(options.workers)
-    alone = gemm_rate(1)
-    together = f"{peak / 1e9:.0f} Gflop/s together, {peak / alone:.2f} × one"
-    print(f"{options.workers} workers of one thread; sustained float32 GEMM {together}", flush=True)
+    together, alone = gemm_rate(options.workers), gemm_rate(1)
+    words = f"{together / 1e9:.0f} Gflop/s together, {together / alone:.2f} × one"
+    print(f"{options.workers} workers of one thread; float32 GEMM {words}", flush=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         runs = {}
         for n in options.transitions:
@@ -220,7 +215,7 @@ def main():
             simulation.write(Path(folder) / str(n), PAIR, n)
             print(f"simulated {n:,} transitions in {time.perf_counter() - start:.1f} s", flush=True)
             runs[n] = child(Path(folder) / str(n), options.workers, second=True)
-        report(runs, peak)
+        report(runs)
         middle = options.transitions[len(options.transitions) // 2]
         alone, together = child(Path(folder) / str(middle), 1), runs[middle]
         for stage in ("streaming pass", "solver"):
