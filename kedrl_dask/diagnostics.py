@@ -50,6 +50,7 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
             "rank": choices.features.rank,
             "features": len(choices.frequencies),
             "conditioning": len(fit.gamma_mass),
+            "draws": fit.continuation.target.n_draws,
         },
         "operators": model.get_params(deep=False)["operators"],
         "precision": "double" if fit.plan.sizes.exact else model.precision,

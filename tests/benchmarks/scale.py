@@ -4,7 +4,8 @@ Run ``python -m tests.benchmarks.scale`` (about ten minutes on two cores) or, sm
 ``python -m tests.benchmarks.scale --transitions 20000 200000 --no-dense``. Every fit runs in a process of
 its own. Times and rates are of this machine, in this run. GEMM is NumPy's own rate in single precision, by
 as many processes at once as there are workers, before and after each fit: machines that are shared change
-their speed within minutes. A product's share is the mean over its tasks.
+their speed within minutes. Plain NumPy is :mod:`tests.benchmarks.plain`, in as many processes. A product's
+time is the mean over its tasks.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kedrl_dask.chunks import over_group
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import local_cluster
 from kedrl_dask.objective import BellmanObjective, _product
-from tests.benchmarks import against
+from tests.benchmarks import against, plain
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 SECOND = policies.Gaussian(PAIR.target.weights, bias=0.1, scale=np.exp(-2.4))
@@ -46,12 +47,23 @@ def gemm_rate(n_threads, seconds=5.0, size=2_000):
         "    a @ a\n    n += 1\n"
         f"print(2 * {size}**3 * n / (time.perf_counter() - start))"
     )
+    return sum(float(printed) for printed in at_once(n_threads, "-c", code))
+
+
+def plain_seconds(n_threads, sizes):
+    """Seconds of plain NumPy for a million rows of the pass and for a product, dealt out to processes."""
+    printed = [json.loads(text) for text in at_once(n_threads, "-m", plain.__name__, json.dumps(sizes))]
+    return {name: np.mean([one[name] for one in printed]) / n_threads for name in printed[0]}
+
+
+def at_once(n_processes, *arguments):
+    """What as many Python processes print that run at the same time with one BLAS thread each."""
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     running = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(n_threads)
+        subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(n_processes)
     ]
-    return sum(float(process.communicate()[0]) for process in running)
+    return [process.communicate()[0] for process in running]
 
 
 class PeakMemory(threading.Thread):
@@ -144,7 +156,10 @@ def child(store, n_workers, second=False):
     done = subprocess.run(command + ["--second"] * second, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1]) | {"gemm": (before + gemm_rate(n_workers)) / 2}
+    run = json.loads(done.stdout.splitlines()[-1])
+    run["gemm"] = (before + gemm_rate(n_workers)) / 2
+    run["plain"] = plain_seconds(n_workers, run["sizes"])
+    return run
 
 
 def pass_flop(sizes):
@@ -182,6 +197,10 @@ def report(runs):
     print(f"{'pass, of GEMM':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
     rates = {n: product_flop(run["sizes"]) / run["inside"] / run["gemm"] for n, run in runs.items()}
     print(f"{'product, of GEMM':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
+    rates = {n: run["plain"]["pass"] * n / 1e6 / run["seconds"]["streaming pass"] for n, run in runs.items()}
+    print(f"{'pass, × plain NumPy':<24}" + "".join(f"{value:>14.2f}" for value in rates.values()))
+    rates = {n: run["plain"]["product"] / run["inside"] for n, run in runs.items()}
+    print(f"{'product, × plain NumPy':<24}" + "".join(f"{value:>14.2f}" for value in rates.values()))
     print(f"{'overhead of a product':<24}" + "".join(f"{run['overhead']:>14.0%}" for run in runs.values()))
     sizes = list(runs)
     for small, large in pairwise(sizes):
