@@ -183,14 +183,15 @@ def _polish(problem: SimplexProblem, weights: Array, slacks: Array) -> Array:
     positive[np.arange(n), weights.argmax(axis=1)] = True
     system = problem.quadratic * (positive[:, :, None] & positive[:, None, :])
     # The jitter keeps a solution where P is singular; the gap of the result is judged without it.
-    jitter = 1e-15 * np.trace(problem.quadratic)
+    jitter = 1e-15 * (np.trace(problem.quadratic) + np.abs(problem.linear).max(initial=0.0))
     system[:, np.arange(m), np.arange(m)] += np.where(positive, jitter, 1.0)
     sides = np.stack([problem.linear * positive, positive.astype(np.float64)], axis=2)
     solved = np.linalg.solve(system, sides)
     free, by_level = solved[:, :, 0], solved[:, :, 1]
     level = (free.sum(axis=1) - 1) / by_level.sum(axis=1)
     found = np.maximum(np.where(positive, free - level[:, None] * by_level, 0.0), 0.0)
-    return found / found.sum(axis=1, keepdims=True)
+    mass = found.sum(axis=1, keepdims=True)
+    return np.divide(found, mass, out=weights / weights.sum(axis=1, keepdims=True), where=mass > 0)
 
 
 def minimise_by_adam(
