@@ -63,6 +63,21 @@ def _bessel_correlation(nu: float, t: Array) -> Array:
     return np.exp(np.minimum(np.where(small, near_zero, log_k), 0.0))
 
 
+@lru_cache(maxsize=64)
+def _gamma_nodes(nu: float) -> tuple[Array, Array]:
+    """Nodes and weights of the mean over Gamma(ν, rate ν): the trapezoidal rule in log u.
+
+    There the density, and Gaussian kernels of squared length u, are analytic and fall off at both ends, so
+    that the rule converges exponentially: this step and these ends give fourteen digits.
+    """
+    step = 0.7 / np.sqrt(max(nu, 1.0)) / 4
+    low, high = -34 / nu - 1, np.log(2.0) + np.log1p(36 / nu)
+    t = np.arange(low, high, step)
+    log_density = nu * np.log(nu) - gammaln(nu) + nu * t - nu * np.exp(t)
+    kept = log_density > -40
+    return np.exp(t[kept]), step * np.exp(log_density[kept])
+
+
 @dataclass(frozen=True)
 class Matern:
     """Matérn kernel σ²·M_ν(√(2ν)·‖(x − y)/ℓ‖), for any smoothness ν > 0.
@@ -178,6 +193,28 @@ class Matern:
             _half_integer_kernel(int(self.nu), self.sigma**2, t, out)
         else:
             np.multiply(_bessel_correlation(self.nu, t), self.sigma**2, out=out, casting="same_kind")
+
+    def smoothed(self, x: Array, y: Array, variance: npt.ArrayLike) -> Array:
+        """E k(x, y + ε) with ε ~ N(0, diag(variance)), for all rows of ``x`` and ``y``; (n, k).
+
+        The kernel is a mean over u ~ Gamma(ν, rate ν) of Gaussian kernels of squared lengths ℓ²u, and the
+        mean of one of those has a closed form: what is left is one integral, whatever the dimension.
+
+        Parameters
+        ----------
+        x, y : (n, dim) and (k, dim) arrays
+        variance : float or (dim,) array
+            Variance of the noise of each coordinate; zero leaves the coordinate as it is.
+        """
+        x, y = (np.atleast_2d(np.asarray(z, dtype=np.float64)) for z in (x, y))
+        x, y = self.scale(x), self.scale(y)
+        added = np.broadcast_to(variance, x.shape[1:]) / np.asarray(self.length_scale) ** 2
+        squares = [(x[:, None, c] - y[None, :, c]) ** 2 for c in range(x.shape[1])]
+        total = np.zeros((len(x), len(y)))
+        for u, weight in zip(*_gamma_nodes(self.nu), strict=True):
+            exponent = sum(square / (u + a) for square, a in zip(squares, added, strict=True))
+            total += weight / np.sqrt(np.prod(1 + added / u)) * np.exp(-0.5 * exponent)
+        return self.sigma**2 * total
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

@@ -25,6 +25,7 @@ from kedrl_dask.planning import checked_plan, plan_fit
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
+from kedrl_dask.recovery import Recovered, RecoverySettings, recover_law
 from kedrl_dask.separation import SeparationWarning
 from kedrl_dask.settings import Conditioning, Settings
 from kedrl_dask.solvers import Solver
@@ -392,6 +393,17 @@ class KEDRL(BaseEstimator):
         if at.ndim == 2:
             return weights @ self.return_kernel_(self.grid_, at)
         return np.stack([w @ self.return_kernel_(self.grid_, z) for w, z in zip(weights, at, strict=True)])
+
+    def recover(self, state: npt.ArrayLike, action: npt.ArrayLike, **settings: Any) -> Recovered:
+        """Probability laws near the fitted embedding at each input, with flags (sec:stat_recovery).
+
+        Settings are those of :class:`kedrl_dask.recovery.RecoverySettings`: ``ridge``, ``bandwidth``,
+        ``projected`` and others. The laws have ``mean()``, ``covariance()``, ``cdf``, ``quantile``,
+        ``cvar``, ``density``, ``pmf`` and ``prob``; ``residual``, ``converged``, ``sensitivity`` and
+        ``flags`` are there to judge them by.
+        """
+        given = RecoverySettings(**settings)
+        return recover_law(self.weights(state, action), self.grid_, self.return_kernel_, given)
 
     def bellman_risk(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
         """Squared projected Bellman residual (eq:generalization_metric) at each input; (n,).

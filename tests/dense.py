@@ -213,3 +213,27 @@ def ulsif(kernel, centers, denominator, numerator, ridge):
     mean = gram(kernel, centers, numerator) @ np.ones(len(numerator)) / len(numerator)
     alpha = np.maximum(np.linalg.solve(v + ridge * np.eye(len(centers)), mean), 0)
     return alpha / np.mean(at_denominator.T @ alpha)
+
+
+def smoothed_cross_gram(kernel, grid, atoms, bandwidth, n_nodes=40):
+    """A (subsec:expedia_density_recovery): ∫ k(z_l, y) φ_h(y − y_i) dy, node by node in every coordinate."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(n_nodes)
+    weights = weights / weights.sum()
+    a = np.zeros((len(grid), len(atoms)))
+    for position in np.ndindex(*(n_nodes if h > 0 else 1 for h in bandwidth)):
+        shift, weight = np.zeros(len(bandwidth)), 1.0
+        for c, i in enumerate(position):
+            if bandwidth[c] > 0:
+                shift[c], weight = bandwidth[c] * nodes[i], weight * weights[i]
+        a += weight * gram(kernel, grid, atoms + shift)
+    return a
+
+
+def recovery_objective(w, omega, k, a, w0, dictionary_ridge, ridge, divergence=0.0):
+    """The matching criterion (subsec:expedia_density_recovery) at one w."""
+    beta = np.linalg.solve(k + dictionary_ridge * np.eye(len(k)), a @ w)
+    value = (beta - omega) @ k @ (beta - omega) + ridge * np.sum((w - w0) ** 2)
+    for i in range(len(w)):
+        if w[i] > 0 and divergence > 0:
+            value += divergence * w[i] * np.log(w[i] / w0[i])
+    return value

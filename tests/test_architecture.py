@@ -15,8 +15,9 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "exact", "grid", "kernels", "noise", "nystrom", "operators", "paired",
-        "policies", "precondition", "ratio", "scratch", "separation", "solvers", "spectral", "tuning",
+        "criterion", "design", "exact", "grid", "kernels", "mixtures", "noise", "nystrom", "operators",
+        "paired", "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex",
+        "solvers", "spectral", "tuning",
     },
     # Storage and execution.
     2: {

@@ -202,3 +202,35 @@ def test_render__ratio_rows(model, tmp_path):
     assert f"{model.diagnostics_['sizes']['conditioning']}, random" in text
     assert "0.2000" in text
     assert "paper" not in text
+
+
+def test_recovered_marginals__draws_the_law_and_the_truth(model, tmp_path):
+    recovered = model.recover(STATE, ACTION)
+    returns = truth.return_law(STATE, ACTION, PAIR.target).sample(500, np.random.default_rng(0))[2]
+    panels = check_labels(plots.recovered_marginals(recovered, 2, returns), tmp_path)
+    assert len(panels) == 6
+    for c in range(3):
+        other, density = panels[c].lines
+        x = density.get_xdata()
+        np.testing.assert_array_equal(density.get_ydata(), recovered.density(x, c)[2])
+        np.testing.assert_array_equal(other.get_ydata(), recovered.sensitivity.density(x, c)[2])
+        true, _, cdf = panels[3 + c].lines
+        np.testing.assert_array_equal(cdf.get_ydata(), recovered.cdf(x, c)[2])
+        np.testing.assert_allclose(true.get_ydata()[200], np.mean(returns[:, c] <= x[200]))
+
+
+def test_recovered_marginals__projected_coordinate_has_masses(model, tmp_path):
+    recovered = model.recover(STATE[:1], ACTION[:1], projected={1: [-1, 0, 1]})
+    panels = check_labels(plots.recovered_marginals(recovered), tmp_path)
+    assert not panels[1].lines
+    heights = {(x, y) for (x, _), (_, y) in panels[1].collections[-1].get_segments()}
+    support, probability = recovered.pmf(1)
+    assert heights == set(zip(support, probability[0], strict=True))
+
+
+def test_recovered_marginals__refused(model):
+    recovered = model.recover(STATE[:1], ACTION[:1])
+    with pytest.raises(ValueError, match=r"shape \(4, 2\), expected \(k, 3\)"):
+        plots.recovered_marginals(recovered, returns=np.zeros((4, 2)))
+    with pytest.raises(ValueError, match="point 1 is not one of 0 to 0"):
+        plots.recovered_marginals(recovered, 1)
