@@ -16,7 +16,8 @@ FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
         "criterion", "design", "exact", "grid", "kernels", "noise", "nystrom", "operators", "paired",
-        "policies", "precondition", "ratio", "scratch", "separation", "solvers", "spectral", "tuning",
+        "policies", "precondition", "ratio", "scratch", "separation", "solvers", "spectral", "theory",
+        "tuning",
     },
     # Storage and execution.
     2: {
@@ -27,8 +28,8 @@ FLOORS = {
     # What people touch.
     3: {
         "__init__", "__main__", "bootstrap", "choices", "cli", "conditioning", "datasets", "demo",
-        "diagnostics", "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots", "report",
-        "separating", "settings", "streaming", "sums",
+        "diagnostics", "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots",
+        "reference", "report", "separating", "settings", "streaming", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}
