@@ -5,6 +5,16 @@ from kedrl_dask._version import __version__
 from kedrl_dask.kernels import Matern
 from kedrl_dask.model import KEDRL
 from kedrl_dask.ratio import ULSIF
+from kedrl_dask.reference import ConditionalEmbedding
 from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["KEDRL", "ULSIF", "Matern", "TransitionStore", "__version__", "policies", "solvers"]
+__all__ = [
+    "KEDRL",
+    "ULSIF",
+    "ConditionalEmbedding",
+    "Matern",
+    "TransitionStore",
+    "__version__",
+    "policies",
+    "solvers",
+]

@@ -21,10 +21,13 @@ from kedrl_dask.transitions import TransitionStore
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
+    from kedrl_dask.reference import ConditionalEmbedding
 
 __all__ = [
     "bellman_risk",
+    "by_rows",
     "checked_inputs",
+    "checked_returns",
     "exact_operators",
     "operator_blocks",
     "return_space",
@@ -37,7 +40,7 @@ Array = npt.NDArray[Any]
 ROWS = 4_096
 
 
-def checked_inputs(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+def checked_inputs(model: KEDRL | ConditionalEmbedding, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
     """Join state and action, checked against the data that the model was fitted on."""
     check_is_fitted(model)
     dims = model.diagnostics_["sizes"]
@@ -55,7 +58,19 @@ def checked_inputs(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike) ->
     return np.hstack(arrays)
 
 
-def _by_rows(inputs: Array, function: Callable[[Array], Array], rows: int = ROWS) -> Array:
+def checked_returns(at: npt.ArrayLike, n_inputs: int, dim: int) -> Array:
+    """Return points (g, d), or (n, g, d) for each input its own."""
+    at = np.asarray(at, dtype=np.float64)
+    if at.ndim not in (2, 3) or at.shape[-1] != dim or (at.ndim == 3 and len(at) != n_inputs):
+        raise ValueError(
+            f"embed: at has shape {at.shape}, expected (g, {dim}), or ({n_inputs}, g, {dim}) "
+            "for own points at each input"
+        )
+    return at
+
+
+def by_rows(inputs: Array, function: Callable[[Array], Array], rows: int = ROWS) -> Array:
+    """Apply a function to some inputs at a time."""
     if len(inputs) == 0:
         return function(inputs)
     return np.concatenate([function(inputs[a:b]) for a, b in even_ranges(len(inputs), rows)])
@@ -63,7 +78,7 @@ def _by_rows(inputs: Array, function: Callable[[Array], Array], rows: int = ROWS
 
 def weights(model: KEDRL, inputs: Array) -> Array:
     """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
-    return _by_rows(inputs, lambda x: model.input_kernel_(x, model.basis_) @ model.coefficients_)
+    return by_rows(inputs, lambda x: model.input_kernel_(x, model.basis_) @ model.coefficients_)
 
 
 def bellman_risk(model: KEDRL, inputs: Array) -> Array:
@@ -71,10 +86,10 @@ def bellman_risk(model: KEDRL, inputs: Array) -> Array:
     operators, space, coefficients = model.operators_, model.return_space_, model.coefficients_
     if model.target_ is None:
         rows = exact_rows(len(model.grid_)) if isinstance(operators, ExactOperators) else ROWS
-        return _by_rows(inputs, lambda x: bellman_residual(operators(x)[0], space, coefficients), rows)
+        return by_rows(inputs, lambda x: bellman_residual(operators(x)[0], space, coefficients), rows)
     assert isinstance(space, ReturnSpace)  # settings refuse exact operators in the paired construction
     fixed = space, coefficients, model.target_
-    return _by_rows(
+    return by_rows(
         inputs, lambda x: residual_norms(operators.kernel(x, model.basis_), operators.features(x), *fixed)
     )
 

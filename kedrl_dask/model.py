@@ -383,13 +383,7 @@ class KEDRL(BaseEstimator):
         (n, g) array
         """
         weights = self.weights(state, action)
-        at = np.asarray(at, dtype=np.float64)
-        dim = self.grid_.shape[1]
-        if at.ndim not in (2, 3) or at.shape[-1] != dim or (at.ndim == 3 and len(at) != len(weights)):
-            raise ValueError(
-                f"embed: at has shape {at.shape}, expected (g, {dim}), or ({len(weights)}, g, {dim}) "
-                "for own points at each input"
-            )
+        at = evaluation.checked_returns(at, len(weights), self.grid_.shape[1])
         if at.ndim == 2:
             return weights @ self.return_kernel_(self.grid_, at)
         return np.stack([w @ self.return_kernel_(self.grid_, z) for w, z in zip(weights, at, strict=True)])

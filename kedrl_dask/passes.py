@@ -136,17 +136,20 @@ class StreamingPass:
         ψ, in the precision of the products; sums are always in double precision.
     sums : dict
         Names of the sums to make, by the path of the store that they go to.
-    frequencies : array
+    frequencies : array or None
         W, for the sums with the reward's waves.
     continuation : Continuation or None
         κ, for the sums with it.
+    responses : NystromFeatures or None
+        Features of the reward under the return kernel, for the sums with them.
     """
 
     store_path: Path
     features: NystromFeatures
     sums: dict[Path, tuple[str, ...]]
-    frequencies: Array
-    continuation: Continuation | None
+    frequencies: Array | None = None
+    continuation: Continuation | None = None
+    responses: NystromFeatures | None = None
 
     @property
     def names(self) -> set[str]:
@@ -170,7 +173,9 @@ def accumulate(piece: RowBlock, task: StreamingPass) -> Sums:
         parts: Sums = {}
         if "gram" in names:
             parts |= _input_sums(task.features.complete(phi[:n], out=psi[:n]), n)
-        if "reward" in names:
+        if task.responses is not None:
+            parts |= _response_sums(phi[:n], part, task.responses)
+        if task.frequencies is not None and "reward" in names:
             parts |= _reward_sums(phi[:n], part, task.frequencies, "terminal" in names)
         if task.continuation is not None:
             parts |= _continuation_sums(phi[:n], part, *task.continuation(number, group, inside, dtype))
@@ -226,6 +231,11 @@ def _reward_sums(phi: Array, part: Transitions, frequencies: Array, with_termina
     if with_terminal:
         sums["terminal"] = phi[part.terminal].T @ reward[part.terminal]
     return sums
+
+
+def _response_sums(phi: Array, part: Transitions, features: NystromFeatures) -> Sums:
+    responses = scratch("responses", (len(part), features.rank), phi.dtype)
+    return {"response": _product("response", phi, features.partial(part.reward, out=responses))}
 
 
 def _continuation_sums(phi: Array, part: Transitions, kappa: Array, eta: Array) -> Sums:

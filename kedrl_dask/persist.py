@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
 
 from kedrl_dask.exact import RewardShifts
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.ratio import ULSIF, DensityRatio
-from kedrl_dask.schema import MODEL, MODEL_PAIRED, MODEL_RATIO, MODEL_TERMINAL, MODEL_TRANSITIONS
+from kedrl_dask.schema import MODEL, MODEL_PAIRED, MODEL_RATIO, MODEL_TERMINAL, MODEL_TRANSITIONS, ArraySpec
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
 from kedrl_dask.store import ArrayStore, StoreError
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
 
-__all__ = ["load", "save"]
+__all__ = ["from_json", "load", "open_fitted", "parameters", "save", "to_json", "write_fitted"]
+
+Array = npt.NDArray[Any]
 
 KIND = "kedrl model"
 
@@ -57,14 +62,10 @@ def save(model: KEDRL, path: str | Path) -> None:
     if ratio is not None:
         arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
         specs += MODEL_RATIO
-    sizes = {
-        dim: size for spec in specs for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True)
-    }
     attributes = {
-        "complete": False,
-        "parameters": {name: _to_json(value) for name, value in model.get_params(deep=False).items()},
-        "input_kernel": _to_json(model.input_kernel_),
-        "return_kernel": _to_json(model.return_kernel_),
+        "parameters": parameters(model),
+        "input_kernel": to_json(model.input_kernel_),
+        "return_kernel": to_json(model.return_kernel_),
         "ridge_gamma": model.ridge_gamma_,
         "ridge_b": model.ridge_b_,
         "ratio": None if ratio is None else _ratio_numbers(ratio),
@@ -77,23 +78,48 @@ def save(model: KEDRL, path: str | Path) -> None:
         },
         "diagnostics": model.diagnostics_,
     }
-    store = ArrayStore.create(path, KIND, specs, sizes, {}, attributes)
+    write_fitted(path, KIND, specs, arrays, attributes)
+
+
+def write_fitted(
+    path: str | Path,
+    kind: str,
+    specs: Sequence[ArraySpec],
+    arrays: Mapping[str, Array],
+    attributes: Mapping[str, Any],
+) -> None:
+    """Write arrays and attributes of a fitted estimator; they count once all are there."""
+    sizes = {
+        dim: size for spec in specs for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True)
+    }
+    store = ArrayStore.create(path, kind, specs, sizes, {}, {**attributes, "complete": False})
     for spec in specs:
         store.write(spec.name, 0, arrays[spec.name])
     store.update_attributes(complete=True)
     store.finish()
 
 
+def open_fitted(path: str | Path, kind: str, specs: Sequence[ArraySpec]) -> ArrayStore:
+    """Open what :func:`write_fitted` wrote; refuse it if it did not come to its end."""
+    store = ArrayStore.open(path, kind, specs=specs)
+    if not store.attributes.get("complete"):
+        raise StoreError(f"{path}: the model was not written to its end; save it again")
+    return store
+
+
+def parameters(estimator: BaseEstimator) -> dict[str, Any]:
+    """Parameters of an estimator as JSON."""
+    return {name: to_json(value) for name, value in estimator.get_params(deep=False).items()}
+
+
 def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     """Read a model back."""
-    store = ArrayStore.open(path, KIND, specs=MODEL)
+    store = open_fitted(path, KIND, MODEL)
     attributes = store.attributes
-    if not attributes.get("complete"):
-        raise StoreError(f"{path}: the model was not written to its end; save it again")
     read = store.read
-    model = cls(**{name: _from_json(value) for name, value in attributes["parameters"].items()})
-    model.input_kernel_ = _from_json(attributes["input_kernel"])
-    model.return_kernel_ = _from_json(attributes["return_kernel"])
+    model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
+    model.input_kernel_ = from_json(attributes["input_kernel"])
+    model.return_kernel_ = from_json(attributes["return_kernel"])
     model.ridge_gamma_, model.ridge_b_ = attributes["ridge_gamma"], attributes["ridge_b"]
     model.grid_, model.basis_, model.frequencies_ = read("grid"), read("basis"), read("frequencies")
     model.coefficients_ = read("coefficients")
@@ -111,7 +137,7 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     model.target_ = read("target") if "target" in store.names else None
     model.ratio_ = None
     if attributes["ratio"] is not None:
-        numbers = {name: _from_json(value) for name, value in attributes["ratio"].items()}
+        numbers = {name: from_json(value) for name, value in attributes["ratio"].items()}
         model.ratio_ = DensityRatio(centers=read("ratio_centers"), alpha=read("ratio_alpha"), **numbers)
     history = tuple(Record(int(row[0]), *row[1:].tolist()) for row in read("history"))
     summary = dict(attributes["solution"])
@@ -122,28 +148,28 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
 
 def _ratio_numbers(ratio: DensityRatio) -> dict[str, Any]:
     """The fields of a density ratio that are not arrays."""
-    return {name: _to_json(getattr(ratio, name)) for name in ("kernel", "clip", "ridge", "scale")}
+    return {name: to_json(getattr(ratio, name)) for name in ("kernel", "clip", "ridge", "scale")}
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """A parameter as JSON; objects of the package by their class and fields."""
     if type(value).__name__ in _CLASSES:
-        fields = {name: _to_json(part) for name, part in vars(value).items()}
+        fields = {name: to_json(part) for name, part in vars(value).items()}
         return {"class": type(value).__name__, **fields}
     if hasattr(value, "__array__"):
         return np.asarray(value).tolist()
     if isinstance(value, list | tuple):
-        return [_to_json(part) for part in value]
+        return [to_json(part) for part in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"save: cannot write {value!r} without pickling; use one of the package's own classes")
 
 
-def _from_json(value: Any) -> Any:
-    """Inverse of :func:`_to_json`; sequences come back as tuples."""
+def from_json(value: Any) -> Any:
+    """Inverse of :func:`to_json`; sequences come back as tuples."""
     if isinstance(value, dict):
-        fields = {name: _from_json(part) for name, part in value.items() if name != "class"}
+        fields = {name: from_json(part) for name, part in value.items() if name != "class"}
         return _CLASSES[value["class"]](**fields)
     if isinstance(value, list):
-        return tuple(_from_json(part) for part in value)
+        return tuple(from_json(part) for part in value)
     return value

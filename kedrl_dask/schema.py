@@ -24,6 +24,8 @@ __all__ = [
     "PAIRED_OPERATOR",
     "PAIRED_SUMS",
     "POINTS",
+    "REFERENCE",
+    "RESPONSE_SUMS",
     "RETURNS",
     "REWARD_SUMS",
     "SAMPLE",
@@ -90,6 +92,12 @@ REWARD_SUMS: tuple[ArraySpec, ...] = (
     ArraySpec("reward_sum", ("block", "wave"), "float64", "sum of exp(iWr), real and imaginary in turn"),
     ArraySpec("terminal", ("block", "rank", "wave"), "float64", "sum of phi exp(iWr)^T over terminal rows"),
 )
+RESPONSE_SUMS: tuple[ArraySpec, ...] = (
+    ArraySpec(
+        "response", ("block", "rank", "response_rank"), "float64",
+        "sum of phi phi_Z^T, with phi_Z the features of the reward under the return kernel",
+    ),
+)  # fmt: skip
 CONTINUATION_SUMS: tuple[ArraySpec, ...] = (
     ArraySpec("continuation", ("block", "rank", "basis"), "float64", "sum of phi kappa^T"),
     ArraySpec("continuation_sum", ("block", "basis"), "float64", "sum of kappa"),
@@ -179,6 +187,16 @@ MODEL: tuple[ArraySpec, ...] = (
     ArraySpec("history", ("record", "history_column"), "float64",
               "iteration, criterion and certificate of the solver"),
 )  # fmt: skip
+
+# A conditional embedding of observed responses.
+REFERENCE: tuple[ArraySpec, ...] = (
+    ArraySpec("landmarks", ("landmark", "input_dim"), "float64", "Nystrom landmarks"),
+    ArraySpec("whitening", ("landmark", "rank"), "float64", "T, from kernel sections to features psi"),
+    ArraySpec("response_landmarks", ("response_landmark", "response_dim"), "float64", "return landmarks"),
+    ArraySpec("response_whitening", ("response_landmark", "response_rank"), "float64", "T of these"),
+    ArraySpec("coefficients", ("rank", "response_rank"), "float64", "regression coefficients of psi_Z"),
+    ArraySpec("mass", ("rank",), "float64", "regression coefficients of the constant 1"),
+)
 
 # Only where an episode terminates, in the paired construction, with an estimated density ratio, and with
 # exact operators.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,14 +29,14 @@ from kedrl_dask.passes import (
 )
 from kedrl_dask.policies import LocationScale, Policy
 from kedrl_dask.progress import Reporter
-from kedrl_dask.schema import BLOCK_SCALARS, CONTINUATION_SUMS, INPUT_SUMS, REWARD_SUMS
+from kedrl_dask.schema import BLOCK_SCALARS, CONTINUATION_SUMS, INPUT_SUMS, REWARD_SUMS, ArraySpec
 from kedrl_dask.settings import Settings
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.sums import RegressionSums, recalibrate
 from kedrl_dask.transitions import TransitionStore
 from kedrl_dask.tuning import RIDGES
 
-__all__ = ["Streamed", "policy_facts", "stream"]
+__all__ = ["Streamed", "episode_blocks", "policy_facts", "stream", "sum_blocks"]
 
 #: Draws from a policy that has no quadrature, and the most nodes of one that has.
 RANDOM_DRAWS, MOST_DRAWS = 8, 64
@@ -78,7 +79,7 @@ def stream(
     reporter: Reporter,
 ) -> Streamed:
     """Run the passes, as far as the cache does not have their results."""
-    blocks = [RowBlock(i, *edges) for i, edges in enumerate(pairwise(store.block_edges(settings.n_blocks)))]
+    blocks = episode_blocks(store, settings.n_blocks)
     target = TargetActions(policy, _n_draws(settings, policy, choices), settings.random_state)
     ratio = None
     if settings.continuation == "ratio":
@@ -89,6 +90,11 @@ def stream(
     with reporter.stage("streaming pass", len(blocks)) as advance:
         paths = _sum_blocks(settings, store, choices, continuation, blocks, facts, executor, cache, advance)
     return Streamed(paths, continuation, facts["continuation"])
+
+
+def episode_blocks(store: TransitionStore, n_blocks: int) -> list[RowBlock]:
+    """Blocks of whole episodes, by which sums are kept."""
+    return [RowBlock(i, *edges) for i, edges in enumerate(pairwise(store.block_edges(n_blocks)))]
 
 
 def _n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
@@ -156,10 +162,6 @@ def _sum_blocks(
     sizes |= {"wave": 2 * len(choices.frequencies), "basis": len(basis), "scalar_name": len(BLOCK_SCALARS)}
 
     def make(missing: dict[str, Path]) -> None:
-        stores = {
-            kind: ArrayStore.create(path, SUMS_KIND, parts[kind], sizes, {"block": 1}, compressed=False)
-            for kind, path in missing.items()
-        }
         task = StreamingPass(
             store.path.resolve(),
             features.astype(settings.dtype),
@@ -167,12 +169,29 @@ def _sum_blocks(
             choices.frequencies,
             continuation if "continuation" in missing else None,
         )
-        groups = [pieces(block) for block in blocks]
-        executor.reduce(accumulate, groups, combine_sums, write_block, executor.share(task), advance=advance)
-        for sums in stores.values():
-            sums.finish()
+        specs = {path: parts[kind] for kind, path in missing.items()}
+        sum_blocks(task, specs, sizes, blocks, executor, advance)
 
     return list(cache.get_all(facts, make).values())
+
+
+def sum_blocks(
+    task: StreamingPass,
+    specs: Mapping[Path, Sequence[ArraySpec]],
+    sizes: Mapping[str, int],
+    blocks: list[RowBlock],
+    executor: Executor,
+    advance: Any,
+) -> None:
+    """Run the streaming pass over all blocks, into new stores of the arrays declared for each path."""
+    stores = [
+        ArrayStore.create(path, SUMS_KIND, arrays, sizes, {"block": 1}, compressed=False)
+        for path, arrays in specs.items()
+    ]
+    groups = [pieces(block) for block in blocks]
+    executor.reduce(accumulate, groups, combine_sums, write_block, executor.share(task), advance=advance)
+    for sums in stores:
+        sums.finish()
 
 
 def _facts(

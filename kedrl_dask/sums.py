@@ -18,7 +18,7 @@ from kedrl_dask.schema import BLOCK_SCALARS
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.tuning import RIDGES, BlockSums, cross_validate_ridge
 
-__all__ = ["RegressionSums", "choose_ridge", "recalibrate", "regress"]
+__all__ = ["RegressionSums", "choose_ridge", "read_folds", "recalibrate", "regress"]
 
 Array = npt.NDArray[Any]
 
@@ -42,15 +42,8 @@ class RegressionSums:
 
     @classmethod
     def from_blocks(cls, paths: list[Path], features: NystromFeatures) -> RegressionSums:
-        """Deal the stored blocks out to folds in turn; one block is in memory at a time."""
-        folds: dict[str, Array] = {}
-        for path in paths:
-            sums = ArrayStore.open(path, SUMS_KIND)
-            for name in sums.names:
-                folds[name] = _fold(sums, name)
-        for name in {"reward", "terminal", "continuation"} & set(folds):
-            folds[name] = features.complete_sums(folds[name])
-        return cls(**folds)
+        """Read the stored blocks by folds."""
+        return cls(**read_folds(paths, features))
 
     def scalars(self, name: str) -> Array:
         """One of BLOCK_SCALARS, by fold."""
@@ -60,6 +53,21 @@ class RegressionSums:
     def n_transitions(self) -> float:
         """Number N of transitions."""
         return float(self.count.sum())
+
+
+def read_folds(paths: list[Path], features: NystromFeatures) -> dict[str, Array]:
+    """Deal the stored blocks out to folds in turn; one block is in memory at a time.
+
+    Sums are with ψ: those that were made with φ are completed.
+    """
+    folds: dict[str, Array] = {}
+    for path in paths:
+        sums = ArrayStore.open(path, SUMS_KIND)
+        for name in sums.names:
+            folds[name] = _fold(sums, name)
+    for name in {"reward", "terminal", "continuation", "response"} & set(folds):
+        folds[name] = features.complete_sums(folds[name])
+    return folds
 
 
 def _fold(sums: ArrayStore, name: str) -> Array:

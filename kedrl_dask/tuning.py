@@ -50,11 +50,14 @@ def median_kernel(points: Array, nu: float = 5.5, random_state: int = 0) -> Mate
 
 
 def regression_targets(
-    reward: Array, next_state: Array, n_features: int = 64, random_state: int = 0
+    reward: Array, next_state: Array | None, n_features: int = 64, random_state: int = 0
 ) -> Array:
-    """Spectral features of reward and successor state, each group centred with unit total variance."""
+    """Spectral features of reward and successor state, each group centred with unit total variance.
+
+    Without successor states, of the reward alone.
+    """
     groups = []
-    for points in (reward, next_state):
+    for points in (reward,) if next_state is None else (reward, next_state):
         kernel = median_kernel(points, random_state=random_state)
         group = waves(points, frequencies(kernel, points.shape[1], n_features, random_state=random_state))
         group -= group.mean(axis=0)
@@ -150,7 +153,7 @@ class InputTuning:
 def tune_input_kernel(
     inputs: Array,
     reward: Array,
-    next_state: Array,
+    next_state: Array | None,
     episode: Array,
     n_landmarks: int = 300,
     nu: float = 5.5,

@@ -44,6 +44,16 @@ def conditional_weights(kernel, inputs, x, ridge):
     return np.linalg.solve(system, gram(kernel, inputs, [x])[:, 0])
 
 
+def conditional_embedding(kernel, return_kernel, inputs, responses, x, z, ridge):
+    """μ̂(x)(z) = Σ_j Γ_j(x) k_Z(z_j, z) (sec:tikhonov_reference), and the mass ΣΓ."""
+    beta = conditional_weights(kernel, inputs, x, ridge)
+    value = 0.0
+    for weight, response in zip(beta, responses, strict=True):
+        length = np.asarray(return_kernel.length_scale)
+        value += weight * matern(return_kernel.nu, length, return_kernel.sigma, response, z)
+    return value, beta.sum()
+
+
 def continuation_sampled(kernel, basis, next_state, terminal, policy, n_draws):
     """κ_j for every transition, over the policy's own draws; (N, L)."""
     actions, weights = policy.draws(next_state, n_draws)

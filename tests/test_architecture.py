@@ -17,7 +17,7 @@ FLOORS = {
     1: {
         "criterion", "design", "exact", "grid", "kernels", "mixtures", "noise", "nystrom", "operators",
         "paired", "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex",
-        "solvers", "spectral", "tuning",
+        "solvers", "spectral", "theory", "tuning",
     },
     # Storage and execution.
     2: {
@@ -28,8 +28,8 @@ FLOORS = {
     # What people touch.
     3: {
         "__init__", "__main__", "bootstrap", "choices", "cli", "conditioning", "datasets", "demo",
-        "diagnostics", "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots", "report",
-        "separating", "settings", "streaming", "sums",
+        "diagnostics", "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots",
+        "reference", "report", "separating", "settings", "streaming", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

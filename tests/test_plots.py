@@ -10,9 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from kedrl_dask import KEDRL, plots, report
+from kedrl_dask import KEDRL, Matern, plots, report, theory
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.solvers import AdamW
+from tests import dense
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 SIZES = {"n_atoms": 20, "n_basis": 25, "n_landmarks": 30, "n_features": 32}
@@ -234,3 +235,28 @@ def test_recovered_marginals__refused(model):
         plots.recovered_marginals(recovered, returns=np.zeros((4, 2)))
     with pytest.raises(ValueError, match="point 1 is not one of 0 to 0"):
         plots.recovered_marginals(recovered, 1)
+
+
+def test_matern_kernels__shows_kernels_and_their_lipschitz_constants(tmp_path):
+    nus, lengths = (0.5, 1.5, 5.5), (0.7, 1.4)
+    figure = plots.matern_kernels(nus, lengths, nu=2.5, sigma=0.8)
+    smoothness, length, quotient = check_labels(figure, tmp_path)
+    assert [line.get_label() for line in smoothness.lines] == ["ν = 0.5", "ν = 1.5", "ν = 5.5"]
+    for line, nu in zip(smoothness.lines, nus, strict=True):
+        t, k = line.get_data()
+        expected = [dense.matern(nu, 1.0, 0.8, [0.0], [x]) for x in t]
+        np.testing.assert_allclose(k, expected, atol=1e-12)
+    assert [line.get_ydata()[0] for line in length.lines] == pytest.approx([0.64, 0.64])
+    assert length.lines[0].get_ydata()[100] < length.lines[1].get_ydata()[100]
+    lines = [line for line in quotient.lines if len(line.get_xdata()) > 1]
+    marks = [line.get_ydata()[0] for line in quotient.lines if len(line.get_xdata()) == 1]
+    assert len(lines) == 3
+    assert marks == pytest.approx([theory.lipschitz_constant(Matern(nu, 1.0, 0.8)) for nu in nus[1:]])
+    for line, mark in zip(lines[1:], marks, strict=True):
+        assert line.get_ydata().max() == pytest.approx(mark, rel=2e-3)
+    assert quotient.get_ylim()[1] > max(marks)
+
+
+def test_matern_kernels__rough_ones_alone_have_no_constant(tmp_path):
+    *_, quotient = check_labels(plots.matern_kernels((0.5, 1.0)), tmp_path)
+    assert len(quotient.lines) == 2

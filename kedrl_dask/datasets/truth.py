@@ -9,6 +9,7 @@ Where episodes terminate, or the policy is of another kind, :func:`monte_carlo_r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log
 from typing import Any, NamedTuple
@@ -201,7 +202,7 @@ def monte_carlo_returns(
     discount: float = DISCOUNT,
     n_trajectories: int = 10_000,
     horizon: int | None = None,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     system: System = PAPER_SYSTEM,
 ) -> Array:
     """Discounted returns (n, n_trajectories, d) of simulated trajectories from each point.

@@ -1,0 +1,69 @@
+"""Simulated returns as observed responses: what the paper's reference estimator learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+
+from kedrl_dask.datasets.simulation import DISCOUNT, PAPER_SYSTEM, System
+from kedrl_dask.datasets.truth import monte_carlo_returns
+from kedrl_dask.division import row_ranges
+from kedrl_dask.policies import Policy
+from kedrl_dask.reference import pair_rows
+from kedrl_dask.transitions import TransitionStore
+
+__all__ = ["write_returns"]
+
+
+def write_returns(
+    path: str | PathLike[str],
+    store: TransitionStore,
+    policy: Policy,
+    discount: float = DISCOUNT,
+    n_returns: int = 1,
+    seed: int = 0,
+    system: System = PAPER_SYSTEM,
+    advance: Callable[[int], None] | None = None,
+) -> TransitionStore:
+    """Write pairs (x, z): z is a discounted return under ``policy`` simulated from each logged input x.
+
+    The inputs are those of the transitions in ``store``, in their order, so that a
+    :class:`~kedrl_dask.ConditionalEmbedding` of the pairs and a :class:`~kedrl_dask.KEDRL` of the store see
+    the same inputs. Rows are simulated in groups, each from a generator of its own: memory does not grow
+    with their number, and a return does not depend on the stored chunks.
+
+    Parameters
+    ----------
+    path : path
+        Directory of the new store.
+    store : TransitionStore
+        Whose inputs are taken; episodes of ``system`` under any policy.
+    policy : Policy
+        The target policy, which acts after the first action.
+    discount : float
+        γ.
+    n_returns : int
+        Independent returns, and so pairs, for each input.
+    seed : int
+        Non-negative seed.
+    system : System
+        The system that the store was simulated from.
+    advance : callable, optional
+        Called with the number of pairs after each group.
+    """
+    if n_returns < 1:
+        raise ValueError(f"write_returns: n_returns must be at least 1, got {n_returns}")
+    dims = {"state_dim": store.state_dim, "action_dim": store.action_dim, "reward_dim": system.reward_dim}
+    with TransitionStore.writer(path, **dims) as writer:
+        for number, (start, stop) in enumerate(row_ranges(store.n_rows, 1)):
+            inputs = store.transitions(start, stop).inputs.repeat(n_returns, axis=0)
+            if len(inputs) == 0:
+                continue
+            state, action = inputs[:, : store.state_dim], inputs[:, store.state_dim :]
+            returns = monte_carlo_returns(
+                state, action, policy, discount, n_trajectories=1, seed=(seed, number), system=system
+            )
+            writer.append(**pair_rows(state, action, returns[:, 0], first=writer.n_rows))
+            if advance is not None:
+                advance(len(inputs))
+    return TransitionStore.open(path)
