@@ -20,13 +20,15 @@ from kedrl_dask.settings import Settings
 from kedrl_dask.spectral import frequencies
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import Transitions, TransitionStore
-from kedrl_dask.tuning import LENGTH_SCALES, RIDGES, InputTuning, median_kernel, tune_input_kernel
+from kedrl_dask.tuning import InputTuning, median_kernel, tune_input_kernel
 
 __all__ = ["Choices", "make_choices"]
 
 Array = npt.NDArray[Any]
 
 KIND = "kedrl choices"
+#: Counts up when the automatic rules change, so that caches of earlier ones are not mistaken for theirs.
+RULES = 2
 #: Transitions for tuning.
 TUNING_SAMPLE = 4_000
 
@@ -48,8 +50,8 @@ class Choices:
     frequencies : (Q, d) array
         W.
     return_kernel : Matern
-    tuning : InputTuning or None
-        What was tried for the input kernel, if it was not given.
+    tuning : dict
+        What was tried for each setting that was not given, with its score.
     """
 
     sample: Transitions
@@ -58,7 +60,7 @@ class Choices:
     grid: Array
     frequencies: Array
     return_kernel: Matern
-    tuning: InputTuning | None
+    tuning: dict[str, Any]
 
 
 def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Choices:
@@ -93,16 +95,16 @@ def _sample(store: TransitionStore, cache: Cache, facts: Facts, seed: int) -> Tr
 
 def _points(
     settings: Settings, sample: Transitions, cache: Cache, of_sample: Facts
-) -> tuple[NystromFeatures, NystromFeatures, InputTuning | None]:
+) -> tuple[NystromFeatures, NystromFeatures, dict[str, Any]]:
     """Landmarks and basis in the coordinates of the input kernel, which is tuned first if it is not given."""
     names = ("input_kernel", "n_landmarks", "n_basis", "points", "landmark_threshold", "random_state")
-    facts = {"sample": of_sample} | {name: getattr(settings, name) for name in names}
+    facts = {"sample": of_sample, "rules": RULES} | {name: getattr(settings, name) for name in names}
 
     def make(path: Path) -> None:
-        kernel, errors = settings.input_kernel, np.empty((0, 0))
+        kernel, tried = settings.input_kernel, {}
         if not isinstance(kernel, Matern):
             tuning = _tune(settings, sample)
-            kernel, errors = tuning.kernel, tuning.errors
+            kernel, tried["input_kernel"] = tuning.kernel, tuning.to_dict()
         chosen = [
             NystromFeatures.from_landmarks(
                 kernel,
@@ -111,18 +113,15 @@ def _points(
             )
             for i, size in enumerate((settings.n_landmarks, settings.n_basis))
         ]
-        arrays = {"landmarks": chosen[0].landmarks, "whitening": chosen[0].whitening, "tuning": errors}
+        arrays = {"landmarks": chosen[0].landmarks, "whitening": chosen[0].whitening}
         arrays |= {"basis": chosen[1].landmarks, "basis_whitening": chosen[1].whitening}
-        _file(path, POINTS, arrays, {"kernel": kernel.to_dict()})
+        _file(path, POINTS, arrays, {"kernel": kernel.to_dict(), "tuning": tried})
 
     filed = ArrayStore.open(cache.get("points", facts, make), KIND)
     kernel = Matern.from_dict(filed.attributes["kernel"])
     features = NystromFeatures(kernel, filed.read("landmarks"), filed.read("whitening"))
     basis = NystromFeatures(kernel, filed.read("basis"), filed.read("basis_whitening"))
-    tuning = None
-    if not isinstance(settings.input_kernel, Matern):
-        tuning = InputTuning(kernel, np.array(LENGTH_SCALES), np.array(RIDGES), filed.read("tuning"))
-    return features, basis, tuning
+    return features, basis, filed.attributes["tuning"]
 
 
 def _tune(settings: Settings, sample: Transitions) -> InputTuning:

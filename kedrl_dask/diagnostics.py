@@ -88,14 +88,8 @@ def _spread(values: Array) -> dict[str, float]:
 
 
 def _tuning(fit: Fit) -> dict[str, Any]:
-    """What was tried for the automatic settings, and its cross-validated error."""
-    tuning, out = fit.choices.tuning, {}
-    if tuning is not None:
-        out["input_kernel"] = {
-            "length_scales": tuning.length_scales.tolist(),
-            "ridges": tuning.ridges.tolist(),
-            "errors": tuning.errors.tolist(),
-        }
+    """What was tried for the automatic settings, and its score."""
+    out = dict(fit.choices.tuning)
     if fit.ridge_errors is not None:
         out["ridge_gamma"] = {"ridges": list(RIDGES), "errors": fit.ridge_errors.tolist()}
     return out

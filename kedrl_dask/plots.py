@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
 from itertools import combinations
 from typing import Any
@@ -227,31 +228,67 @@ def coefficient_mass(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike) 
 
 
 def tuning(model: KEDRL) -> Figure:
-    """Cross-validated error by length scale and ridge, for the settings that were chosen so."""
+    """What was tried for every setting that was chosen automatically, with its score."""
     tried = model.diagnostics_["tuning"]
-    if not tried:
-        raise ValueError("tuning: input_kernel and ridge_gamma were given, so that nothing was tuned")
-    figure = Figure(figsize=(5 * len(tried), 4.2), layout="constrained")
-    panels = iter(figure.subplots(1, len(tried), squeeze=False).ravel())
-    if "input_kernel" in tried:
-        _length_scales(next(panels), **tried["input_kernel"])
-    if "ridge_gamma" in tried:
-        axes, (ridges, errors) = next(panels), tried["ridge_gamma"].values()
-        axes.semilogx(ridges, errors, "o-", color=BLUE, markersize=4)
-        axes.axvline(
-            model.ridge_gamma_, color=ORANGE, linestyle="--", label=f"chosen: {model.ridge_gamma_:.1e}"
-        )
-        axes.legend(frameon=False)
-        axes.set(title="λ_Γ, all transitions", xlabel="ridge λ_Γ", ylabel="cross-validated error")
-        axes.grid(alpha=0.25)
+    draw = _tuning_panels(model, tried)
+    if not draw:
+        raise ValueError("tuning: every setting was given, so that nothing was tuned")
+    columns = min(len(draw), 3)
+    rows = -(-len(draw) // columns)
+    figure = Figure(figsize=(5 * columns, 4.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, panel in zip(panels, draw, strict=False):
+        panel(axes)
+    for axes in panels[len(draw) :]:
+        axes.set_axis_off()
     return figure
 
 
-def _length_scales(
-    axes: Axes, length_scales: list[float], ridges: list[float], errors: list[list[float]]
-) -> None:
+def _tuning_panels(model: KEDRL, tried: dict[str, Any]) -> list[Callable[[Axes], None]]:
+    """What draws each panel."""
+    draw: list[Callable[[Axes], None]] = []
+    if "input_kernel" in tried:
+        kernel = tried["input_kernel"]
+        draw.append(lambda axes: _length_scales(axes, kernel))
+        if kernel["trials"]:
+            draw.append(lambda axes: _trials(axes, kernel["trials"]))
+    if "ridge_gamma" in tried:
+        draw.append(lambda axes: _ridge(axes, model.ridge_gamma_, **tried["ridge_gamma"]))
+    return draw
+
+
+def _ridge(axes: Axes, chosen: float, ridges: list[float], errors: list[float]) -> None:
+    axes.semilogx(ridges, errors, "o-", color=BLUE, markersize=4)
+    axes.axvline(chosen, color=ORANGE, linestyle="--", label=f"chosen: {chosen:.1e}")
+    axes.legend(frameon=False)
+    axes.set(title="λ_Γ, all transitions", xlabel="ridge λ_Γ", ylabel="cross-validated error")
+    axes.grid(alpha=0.25)
+
+
+def _trials(axes: Axes, trials: list[dict[str, Any]]) -> None:
+    """Gains of single coordinates' lengths, in units of their noise: beyond one they are accepted."""
+    position = np.arange(len(trials))
+    # A difference without noise is accepted whatever its size; it has no place on a finite axis.
+    gains = [trial["gain"] / max(trial["noise"], 1e-300) for trial in trials]
+    colours = [ORANGE if trial["accepted"] else GREY for trial in trials]
+    axes.barh(position, np.clip(gains, -20, 20), color=colours)
+    axes.axvline(1.0, color=BLUE, linestyle="--", linewidth=1)
+    axes.invert_yaxis()
+    names = [f"x{trial['coordinate'] + 1} to {trial['length_scale']:g}" for trial in trials]
+    axes.set_yticks(position, names, fontsize=9 if len(trials) <= 20 else 6)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set(
+        title="Lengths of single coordinates",
+        xlabel="fall of the error, in its standard errors",
+        ylabel="coordinate and length tried, in order",
+    )
+    handles = [Line2D([], [], color=colour, linewidth=6) for colour in (ORANGE, GREY)]
+    axes.legend(handles, ["accepted", "rejected"], loc="lower left", fontsize=8)
+
+
+def _length_scales(axes: Axes, tried: dict[str, Any]) -> None:
     """A map of the error, with the chosen pair."""
-    values = np.array(errors)
+    length_scales, ridges, values = tried["length_scales"], tried["ridges"], np.array(tried["errors"])
     best = np.unravel_index(np.argmin(values), values.shape)
     # The worst corner is far off; colours are for the differences among the good ones.
     mesh = axes.pcolormesh(
@@ -259,9 +296,11 @@ def _length_scales(
     )
     axes.figure.colorbar(mesh, ax=axes, label="cross-validated error", extend="max")
     axes.plot(
-        ridges[best[1]], best[0], "*", color=ORANGE, markeredgecolor="white", markersize=16, label="chosen"
+        ridges[best[1]], best[0], "*", color=ORANGE, markeredgecolor="white", markersize=16, label="smallest"
     )
     axes.legend(loc="upper right")
     axes.set_xscale("log")
     axes.set_yticks(range(len(length_scales)), [f"{length:g}" for length in length_scales])
-    axes.set(title="Input kernel, a subsample", xlabel="ridge", ylabel="length scale, in standard deviations")
+    axes.set(
+        title="Input kernel, common length", xlabel="ridge", ylabel="length scale, in standard deviations"
+    )
