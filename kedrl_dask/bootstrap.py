@@ -191,7 +191,7 @@ def run_bootstrap(
     rng = np.random.default_rng([random_state, 8])
     counts = rng.multinomial(n_blocks, np.full(n_blocks, 1 / n_blocks), size=n_replicates)
     start = Prepared(
-        settings, store, choices, model.operators_, model.ridge_gamma_, model.ridge_b_,
+        settings, store, choices, model.operators_, model.ridge_gamma_, model.ridge_b_, model.mass_penalty_,
         checked_plan(settings, store, executor, None), executor, cache,
     )  # fmt: skip
     found = []

@@ -60,6 +60,7 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
         "return_kernel": choices.return_kernel.to_dict(),
         "ridge_gamma": fit.ridge_gamma,
         "ridge_b": fit.ridge_b,
+        "mass_penalty": fit.mass_penalty,
         "tuning": _tuning(fit),
         "grid": asdict(
             grids.coverage(

@@ -77,9 +77,11 @@ class KEDRL(BaseEstimator):
     ridge_gamma : "auto" or float
         λ_Γ of the conditional weights; "auto" cross-validates over blocks of episodes.
     ridge_b : "auto" or float
-        λ_B on the RKHS norm of the coefficient functions.
-    mass_penalty, negative_penalty : float
-        λ_mass and λ_neg.
+        λ_B on the RKHS norm of the coefficient functions; "auto" is 10⁻³·σ_X²σ_Z²/N.
+    mass_penalty : "auto" or float
+        λ_mass on the coefficients' sum missing one; "auto" is σ_Z².
+    negative_penalty : float
+        λ_neg on negative coefficients.
     grid : (m, d) array or None
         Return atoms, if they are not to be found from the data.
     grid_expansion : float
@@ -127,7 +129,7 @@ class KEDRL(BaseEstimator):
         How the solver ended, with its certificate.
     diagnostics_ : dict
         Plain numbers about every stage.
-    input_kernel_, return_kernel_, ridge_gamma_, ridge_b_
+    input_kernel_, return_kernel_, ridge_gamma_, ridge_b_, mass_penalty_
         The settings used.
     operators_ : ConditionalOperators
         Φ_L, ρ and ΣΓ at any input; with exact operators, H and G in place of ρ.
@@ -156,7 +158,7 @@ class KEDRL(BaseEstimator):
         conditioning: Conditioning = "random",
         ridge_gamma: float | Literal["auto"] = "auto",
         ridge_b: float | Literal["auto"] = "auto",
-        mass_penalty: float = 1.0,
+        mass_penalty: float | Literal["auto"] = 1.0,
         negative_penalty: float = 0.0,
         grid: npt.ArrayLike | None = None,
         grid_expansion: float = 1.2,
@@ -286,6 +288,7 @@ class KEDRL(BaseEstimator):
         self.target_ = fit.target
         self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
         self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
+        self.mass_penalty_ = fit.mass_penalty
         with reporter.stage("diagnostics"):
             self.diagnostics_ = diagnose(self, fit, store, policy)
         self.diagnostics_["seconds"] = dict(reporter.seconds)

@@ -55,7 +55,7 @@ class Settings:
     conditioning: Conditioning
     ridge_gamma: float | Literal["auto"]
     ridge_b: float | Literal["auto"]
-    mass_penalty: float
+    mass_penalty: float | Literal["auto"]
     negative_penalty: float
     grid: npt.ArrayLike | None
     grid_expansion: float
@@ -92,8 +92,10 @@ class Settings:
                 raise ValueError(f"KEDRL: {name} must be 'auto' or a positive number, got {value!r}")
         for name in ("mass_penalty", "negative_penalty", "landmark_threshold"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and 0 <= value < np.inf):
-                raise ValueError(f"KEDRL: {name} must be a number ≥ 0, got {value!r}")
+            is_auto = name == "mass_penalty" and isinstance(value, str) and value == "auto"
+            if not (is_auto or (isinstance(value, Real) and 0 <= value < np.inf)):
+                allowed = "'auto' or a number ≥ 0" if name == "mass_penalty" else "a number ≥ 0"
+                raise ValueError(f"KEDRL: {name} must be {allowed}, got {value!r}")
         if not (isinstance(self.grid_expansion, Real) and 1 <= self.grid_expansion < np.inf):
             raise ValueError(f"KEDRL: grid_expansion must be at least 1, got {self.grid_expansion!r}")
         self._check_solver()
