@@ -180,6 +180,7 @@ def run_bootstrap(
         )
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
+    settings = choices.settle(settings)
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     blocks = [ArrayStore.open(path, SUMS_KIND) for path in streamed.paths]
     n_blocks = blocks[0].size("block")

@@ -21,6 +21,7 @@ from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.pairing import Pairing
 from kedrl_dask.passes import Continuation
 from kedrl_dask.plan import Plan
+from kedrl_dask.planning import checked_plan
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import DensityRatio
@@ -104,13 +105,15 @@ def run_fit(
     store: TransitionStore,
     policy: Policy,
     executor: Executor,
-    plan: Plan,
+    memory: int | str | None,
     cache: Cache,
     reporter: Reporter,
 ) -> Fit:
-    """Run all stages; see the module."""
+    """Run all stages; see the module. The plan is for the sizes that the design chose."""
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
+    settings = choices.settle(settings)
+    plan = checked_plan(settings, store, executor, memory)
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     with reporter.stage("regression"):
         sums, continuation = streamed.collect(choices.features)

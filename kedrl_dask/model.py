@@ -61,8 +61,10 @@ class KEDRL(BaseEstimator):
         Kernel on state-action inputs. "auto" chooses one length per coordinate by cross-validation.
     return_kernel : "auto" or Matern
         Kernel on returns, which defines the embedding. "auto" takes median distances of returns.
-    n_atoms, n_basis, n_landmarks, n_features : int
-        m, L, s and Q: atoms of the return grid, rows of B, Nyström landmarks, spectral frequencies.
+    n_atoms, n_basis, n_landmarks, n_features : int or "auto"
+        m, L, s and Q: atoms of the return grid, rows of B, Nyström landmarks, spectral frequencies. "auto"
+        takes as many as bring the error of what they approximate, on a sample, below a tolerance that falls
+        with the number of transitions; at most 400, 1,000, 2,000 and 2,048.
     n_conditioning : int, float, "all" or None
         M, the number of conditioning points, at which the Bellman equation is enforced: an integer; a
         float in (0, 1], the fraction of the transitions, rounded up; "all" transitions; None for all, at
@@ -150,10 +152,10 @@ class KEDRL(BaseEstimator):
         solver: str | Solver = "pcg",
         input_kernel: Matern | Literal["auto"] = "auto",
         return_kernel: Matern | Literal["auto"] = "auto",
-        n_atoms: int = 100,
-        n_basis: int = 250,
-        n_landmarks: int = 500,
-        n_features: int = 256,
+        n_atoms: int | Literal["auto"] = 100,
+        n_basis: int | Literal["auto"] = 250,
+        n_landmarks: int | Literal["auto"] = 500,
+        n_features: int | Literal["auto"] = 256,
         n_conditioning: int | float | Literal["all"] | None = None,
         conditioning: Conditioning = "random",
         ridge_gamma: float | Literal["auto"] = "auto",
@@ -277,9 +279,10 @@ class KEDRL(BaseEstimator):
         settings, store = self._prepared(store)
         check_policy(policy, store)
         reporter, executor = Reporter(progress), executor or default_executor()
-        plan = checked_plan(settings, store, executor, memory)
+        if not settings.automatic_sizes:  # else it is planned when they are known
+            checked_plan(settings, store, executor, memory)
         with one_blas_thread(), workspace(store, cache) as space:
-            fit = run_fit(settings, store, policy, executor, plan, space, reporter)
+            fit = run_fit(settings, store, policy, executor, memory, space, reporter)
         self.solution_ = fit.solution
         self.coefficients_ = fit.solution.coefficients
         self.grid_, self.basis_ = fit.choices.grid, fit.choices.basis.landmarks
@@ -332,6 +335,8 @@ class KEDRL(BaseEstimator):
         calibrate : bool
             Whether to measure rates of matrix products, kernel evaluations and reading, which takes about a
             second. Without, times are those of a slow machine.
+
+        Sizes that are "auto" are planned at their largest: the fit chooses them, and plans again.
 
         Returns
         -------

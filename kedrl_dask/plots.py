@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from itertools import combinations
 from typing import Any
@@ -31,6 +32,13 @@ Array = npt.NDArray[Any]
 
 # Okabe and Ito's colours, which people with any common colour blindness can tell apart.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
+#: Sizes that may be chosen, and whose error is looked at.
+GROWN = {
+    "n_landmarks": "Landmarks: sections at other inputs",
+    "n_basis": "Basis: sections at other inputs",
+    "n_atoms": "Atoms: shifted sections",
+    "n_features": "Frequencies: their kernel on the grid",
+}
 #: Points along each axis of a surface.
 SURFACE_POINTS = 80
 #: Gaps of the criterion below this share of its start are rounding errors of the solver's recurrence.
@@ -254,6 +262,7 @@ def _tuning_panels(model: KEDRL, tried: dict[str, Any]) -> list[Callable[[Axes],
             draw.append(lambda axes: _trials(axes, kernel["trials"]))
     if "ridge_gamma" in tried:
         draw.append(lambda axes: _ridge(axes, model.ridge_gamma_, **tried["ridge_gamma"]))
+    draw += [partial(_growth, name=name, **tried[name]) for name in GROWN if name in tried]
     return draw
 
 
@@ -262,6 +271,25 @@ def _ridge(axes: Axes, chosen: float, ridges: list[float], errors: list[float]) 
     axes.axvline(chosen, color=ORANGE, linestyle="--", label=f"chosen: {chosen:.1e}")
     axes.legend(frameon=False)
     axes.set(title="λ_Γ, all transitions", xlabel="ridge λ_Γ", ylabel="cross-validated error")
+    axes.grid(alpha=0.25)
+
+
+def _growth(
+    axes: Axes,
+    *,
+    name: str,
+    size: int,
+    sizes: list[int],
+    estimates: list[float],
+    tolerance: float,
+    reason: str,
+) -> None:
+    """The error of an approximation by its size."""
+    axes.loglog(sizes, np.maximum(estimates, 1e-12), "o-", color=BLUE, markersize=4)
+    axes.axhline(tolerance, color=GREY, linestyle=":", label=f"tolerance {tolerance:.1e}")
+    axes.axvline(size, color=ORANGE, linestyle="--", label=f"chosen: {size:,} ({reason})")
+    axes.legend(frameon=False, fontsize=8)
+    axes.set(title=GROWN[name], xlabel=name, ylabel="mean square of the error")
     axes.grid(alpha=0.25)
 
 

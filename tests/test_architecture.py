@@ -16,7 +16,8 @@ FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
         "criterion", "design", "exact", "grid", "kernels", "noise", "nystrom", "operators", "paired",
-        "policies", "precondition", "ratio", "scratch", "separation", "solvers", "spectral", "tuning",
+        "policies", "precondition", "ratio", "scratch", "separation", "sizing", "solvers", "spectral",
+        "tuning",
     },
     # Storage and execution.
     2: {
