@@ -180,6 +180,7 @@ def run_bootstrap(
         )
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
+    settings = choices.settle(settings)
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     blocks = [ArrayStore.open(path, SUMS_KIND) for path in streamed.paths]
     n_blocks = blocks[0].size("block")
@@ -191,7 +192,7 @@ def run_bootstrap(
     rng = np.random.default_rng([random_state, 8])
     counts = rng.multinomial(n_blocks, np.full(n_blocks, 1 / n_blocks), size=n_replicates)
     start = Prepared(
-        settings, store, choices, model.operators_, model.ridge_gamma_, model.ridge_b_,
+        settings, store, choices, model.operators_, model.ridge_gamma_, model.ridge_b_, model.mass_penalty_,
         checked_plan(settings, store, executor, None), executor, cache,
     )  # fmt: skip
     found = []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask import grid as grids
+from kedrl_dask import sizing
 from kedrl_dask.cache import Cache, Facts
 from kedrl_dask.costs import DESIGN_SAMPLE
 from kedrl_dask.design import choose_points
@@ -20,13 +21,15 @@ from kedrl_dask.settings import Settings
 from kedrl_dask.spectral import frequencies
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import Transitions, TransitionStore
-from kedrl_dask.tuning import LENGTH_SCALES, RIDGES, InputTuning, median_kernel, tune_input_kernel
+from kedrl_dask.tuning import InputTuning, median_kernel, tune_input_kernel
 
 __all__ = ["Choices", "make_choices"]
 
 Array = npt.NDArray[Any]
 
 KIND = "kedrl choices"
+#: Counts up when the automatic rules change, so that caches of earlier ones are not mistaken for theirs.
+RULES = 2
 #: Transitions for tuning.
 TUNING_SAMPLE = 4_000
 
@@ -48,8 +51,8 @@ class Choices:
     frequencies : (Q, d) array
         W.
     return_kernel : Matern
-    tuning : InputTuning or None
-        What was tried for the input kernel, if it was not given.
+    tuning : dict
+        What was tried for each setting that was not given, with its score.
     """
 
     sample: Transitions
@@ -58,7 +61,12 @@ class Choices:
     grid: Array
     frequencies: Array
     return_kernel: Matern
-    tuning: InputTuning | None
+    tuning: dict[str, Any]
+
+    def settle(self, settings: Settings) -> Settings:
+        """The settings with sizes as they were chosen."""
+        chosen = {name: self.tuning[name]["size"] for name in settings.automatic_sizes}
+        return replace(settings, **chosen)
 
 
 def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Choices:
@@ -66,9 +74,22 @@ def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Ch
     seed = settings.random_state
     of_sample = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
     sample = _sample(store, cache, of_sample, seed)
-    features, basis, tuning = _points(settings, sample, cache, of_sample)
-    grid, return_kernel = _returns(settings, store, cache)
-    waves = frequencies(return_kernel, store.reward_dim, settings.n_features, settings.spectral, seed)
+    features, basis, tuning = _points(settings, store, sample, cache, of_sample)
+    grid, return_kernel, grown = _returns(settings, store, sample, cache)
+    tuning |= grown
+    n_features = settings.n_features
+    if isinstance(n_features, str):
+        growth = sizing.choose_features(
+            return_kernel,
+            grid,
+            sample.reward,
+            settings.discount,
+            settings.spectral,
+            store.n_transitions,
+            seed,
+        )
+        n_features, tuning["n_features"] = growth.size, growth.to_dict()
+    waves = frequencies(return_kernel, store.reward_dim, n_features, settings.spectral, seed)
     return Choices(sample, features, basis, grid, waves, return_kernel, tuning)
 
 
@@ -92,37 +113,35 @@ def _sample(store: TransitionStore, cache: Cache, facts: Facts, seed: int) -> Tr
 
 
 def _points(
-    settings: Settings, sample: Transitions, cache: Cache, of_sample: Facts
-) -> tuple[NystromFeatures, NystromFeatures, InputTuning | None]:
+    settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache, of_sample: Facts
+) -> tuple[NystromFeatures, NystromFeatures, dict[str, Any]]:
     """Landmarks and basis in the coordinates of the input kernel, which is tuned first if it is not given."""
     names = ("input_kernel", "n_landmarks", "n_basis", "points", "landmark_threshold", "random_state")
-    facts = {"sample": of_sample} | {name: getattr(settings, name) for name in names}
+    facts = {"sample": of_sample, "rules": RULES} | {name: getattr(settings, name) for name in names}
 
     def make(path: Path) -> None:
-        kernel, errors = settings.input_kernel, np.empty((0, 0))
+        kernel, tried, seed = settings.input_kernel, {}, settings.random_state
         if not isinstance(kernel, Matern):
             tuning = _tune(settings, sample)
-            kernel, errors = tuning.kernel, tuning.errors
-        chosen = [
-            NystromFeatures.from_landmarks(
-                kernel,
-                choose_points(sample.inputs, size, kernel, settings.points, settings.random_state + i),
-                settings.landmark_threshold,
-            )
-            for i, size in enumerate((settings.n_landmarks, settings.n_basis))
-        ]
-        arrays = {"landmarks": chosen[0].landmarks, "whitening": chosen[0].whitening, "tuning": errors}
+            kernel, tried["input_kernel"] = tuning.kernel, tuning.to_dict()
+        chosen = []
+        names: tuple[Literal["n_landmarks", "n_basis"], ...] = ("n_landmarks", "n_basis")
+        for i, name in enumerate(names):
+            size = getattr(settings, name)
+            if isinstance(size, str):
+                growth = sizing.choose_landmarks(name, kernel, sample.inputs, store.n_transitions, seed)
+                size, tried[name] = growth.size, growth.to_dict()
+            points = choose_points(sample.inputs, size, kernel, settings.points, seed + i)
+            chosen.append(NystromFeatures.from_landmarks(kernel, points, settings.landmark_threshold))
+        arrays = {"landmarks": chosen[0].landmarks, "whitening": chosen[0].whitening}
         arrays |= {"basis": chosen[1].landmarks, "basis_whitening": chosen[1].whitening}
-        _file(path, POINTS, arrays, {"kernel": kernel.to_dict()})
+        _file(path, POINTS, arrays, {"kernel": kernel.to_dict(), "tuning": tried})
 
     filed = ArrayStore.open(cache.get("points", facts, make), KIND)
     kernel = Matern.from_dict(filed.attributes["kernel"])
     features = NystromFeatures(kernel, filed.read("landmarks"), filed.read("whitening"))
     basis = NystromFeatures(kernel, filed.read("basis"), filed.read("basis_whitening"))
-    tuning = None
-    if not isinstance(settings.input_kernel, Matern):
-        tuning = InputTuning(kernel, np.array(LENGTH_SCALES), np.array(RIDGES), filed.read("tuning"))
-    return features, basis, tuning
+    return features, basis, filed.attributes["tuning"]
 
 
 def _tune(settings: Settings, sample: Transitions) -> InputTuning:
@@ -134,7 +153,9 @@ def _tune(settings: Settings, sample: Transitions) -> InputTuning:
     )
 
 
-def _returns(settings: Settings, store: TransitionStore, cache: Cache) -> tuple[Array, Matern]:
+def _returns(
+    settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache
+) -> tuple[Array, Matern, dict[str, Any]]:
     """Return kernel and grid, from observed discounted returns where they are not given."""
     names = (
         "discount",
@@ -145,7 +166,7 @@ def _returns(settings: Settings, store: TransitionStore, cache: Cache) -> tuple[
         "reward_bounds",
         "random_state",
     )
-    facts = {"data": store.fingerprint, "seed": settings.random_state}
+    facts = {"data": store.fingerprint, "seed": settings.random_state, "rules": RULES}
     facts |= {name: getattr(settings, name) for name in names}
 
     def make(path: Path) -> None:
@@ -153,10 +174,16 @@ def _returns(settings: Settings, store: TransitionStore, cache: Cache) -> tuple[
         kernel = settings.return_kernel
         if not isinstance(kernel, Matern):
             kernel = median_kernel(returns, random_state=settings.random_state)
-        _file(path, RETURNS, {"grid": _grid(settings, returns, kernel)}, {"kernel": kernel.to_dict()})
+        tried = {}
+        size = settings.n_atoms
+        if "n_atoms" in settings.automatic_sizes:
+            growth = _grow_atoms(settings, returns, sample.reward, kernel, store.n_transitions)
+            size, tried["n_atoms"] = growth.size, growth.to_dict()
+        grid = _grid(settings, size, returns, kernel)
+        _file(path, RETURNS, {"grid": grid}, {"kernel": kernel.to_dict(), "tuning": tried})
 
     filed = ArrayStore.open(cache.get("returns", facts, make), KIND)
-    return filed.read("grid"), Matern.from_dict(filed.attributes["kernel"])
+    return filed.read("grid"), Matern.from_dict(filed.attributes["kernel"]), filed.attributes["tuning"]
 
 
 def _observed_returns(settings: Settings, store: TransitionStore) -> Array:
@@ -168,12 +195,25 @@ def _observed_returns(settings: Settings, store: TransitionStore) -> Array:
     return returns
 
 
-def _grid(settings: Settings, returns: Array, kernel: Matern) -> Array:
+def _grow_atoms(
+    settings: Settings, returns: Array, reward: Array, kernel: Matern, n_transitions: int
+) -> sizing.Growth:
+    """Choose m with atoms at observed returns, or with those that fill the box of the reward bounds."""
+    seed = settings.random_state
+    if settings.reward_bounds is not None:
+        low, high = grids.bellman_box(*settings.reward_bounds, settings.discount)
+        atoms = grids.box_grid(low, high, sizing.MOST["n_atoms"], seed)
+    else:
+        atoms = np.random.default_rng([seed, 14]).permutation(np.unique(returns, axis=0))
+    return sizing.choose_atoms(kernel, atoms, returns, reward, settings.discount, n_transitions, seed)
+
+
+def _grid(settings: Settings, size: Any, returns: Array, kernel: Matern) -> Array:
     if settings.grid is not None:
         return np.array(settings.grid, dtype=np.float64)
     if settings.reward_bounds is not None:
         low, high = grids.bellman_box(*settings.reward_bounds, settings.discount)
-        return grids.box_grid(low, high, settings.n_atoms, settings.random_state)
+        return grids.box_grid(low, high, size, settings.random_state)
     return grids.return_grid(
-        returns, settings.n_atoms, kernel, settings.grid_expansion, random_state=settings.random_state
+        returns, size, kernel, settings.grid_expansion, random_state=settings.random_state
     )

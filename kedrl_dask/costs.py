@@ -202,12 +202,12 @@ def design(crew: Crew) -> Stage:
     s, driver = crew.sizes, crew.machine
     n, dim = min(DESIGN_SAMPLE, s.n_transitions), s.state_dim + s.action_dim
     points = s.n_landmarks + s.n_basis + s.n_atoms
-    # About 30 rounds of k-means, and 10 length scales with 300 landmarks on 4,000 transitions.
-    flop = 30 * 2 * n * points * dim + 10 * 4_000 * 2 * 300 * 900
+    # About 30 rounds of k-means, and 25 sets of lengths with 300 landmarks on 4,000 transitions.
+    flop = 30 * 2 * n * points * dim + 25 * 4_000 * 2 * 300 * 900
     seconds = flop / driver.exact_gemm * 4 + n * points * 1e-7 + s.n_rows / driver.rows / 4
     memory = 6 * n * (s.row + DOUBLE * dim) + DOUBLE * (4_000 * 1_500 + 3 * s.n_landmarks**2)
     own = process_memory(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
-    return Stage("design", 1, flop, 10 * 4_000 * 300, seconds, own, n * s.row)
+    return Stage("design", 1, flop, 25 * 4_000 * 300, seconds, own, n * s.row)
 
 
 def parallel_seconds(crew: Crew, flop: float, evaluations: float, rows: float, tasks: int) -> float:

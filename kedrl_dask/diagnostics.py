@@ -61,6 +61,7 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
         "return_kernel": choices.return_kernel.to_dict(),
         "ridge_gamma": fit.ridge_gamma,
         "ridge_b": fit.ridge_b,
+        "mass_penalty": fit.mass_penalty,
         "tuning": _tuning(fit),
         "grid": asdict(
             grids.coverage(
@@ -89,14 +90,8 @@ def _spread(values: Array) -> dict[str, float]:
 
 
 def _tuning(fit: Fit) -> dict[str, Any]:
-    """What was tried for the automatic settings, and its cross-validated error."""
-    tuning, out = fit.choices.tuning, {}
-    if tuning is not None:
-        out["input_kernel"] = {
-            "length_scales": tuning.length_scales.tolist(),
-            "ridges": tuning.ridges.tolist(),
-            "errors": tuning.errors.tolist(),
-        }
+    """What was tried for the automatic settings, and its score."""
+    out = dict(fit.choices.tuning)
     if fit.ridge_errors is not None:
         out["ridge_gamma"] = {"ridges": list(RIDGES), "errors": fit.ridge_errors.tolist()}
     return out

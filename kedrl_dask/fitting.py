@@ -16,10 +16,12 @@ from kedrl_dask.cache import Cache
 from kedrl_dask.choices import Choices, make_choices
 from kedrl_dask.evaluation import exact_operators
 from kedrl_dask.execute import Executor
+from kedrl_dask.kernels import Matern
 from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.pairing import Pairing
 from kedrl_dask.passes import Continuation
 from kedrl_dask.plan import Plan
+from kedrl_dask.planning import checked_plan
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import DensityRatio
@@ -32,12 +34,13 @@ from kedrl_dask.streaming import stream
 from kedrl_dask.sums import RegressionSums, choose_ridge, regress
 from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["Fit", "check_policy", "run_fit", "workspace"]
+__all__ = ["Fit", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_fit", "workspace"]
 
 Array = npt.NDArray[Any]
 
-#: λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows.
-RELATIVE_RIDGE_B = 1e-7
+#: N·λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows. The smallest
+#: λ_B in the same units is where the solver still converges with products in single precision.
+RELATIVE_RIDGE_B, SMALLEST_RIDGE_B = 1e-3, 1e-10
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Fit:
     solution: Solution
     ridge_gamma: float
     ridge_b: float
+    mass_penalty: float
     ridge_errors: Array | None
     sums: RegressionSums
     continuation: Continuation
@@ -101,13 +105,15 @@ def run_fit(
     store: TransitionStore,
     policy: Policy,
     executor: Executor,
-    plan: Plan,
+    memory: int | str | None,
     cache: Cache,
     reporter: Reporter,
 ) -> Fit:
-    """Run all stages; see the module."""
+    """Run all stages; see the module. The plan is for the sizes that the design chose."""
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
+    settings = choices.settle(settings)
+    plan = checked_plan(settings, store, executor, memory)
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     with reporter.stage("regression"):
         sums, continuation = streamed.collect(choices.features)
@@ -116,8 +122,13 @@ def run_fit(
         if settings.operators == "exact":
             fixed = choices.grid, choices.return_kernel, settings.discount, ridge_gamma
             operators = exact_operators(operators, store, *fixed)
-    ridge_b = _ridge_b(settings, choices)
-    start = Prepared(settings, store, choices, operators, ridge_gamma, ridge_b, plan, executor, cache)
+    ridge_b = choose_ridge_b(
+        settings.ridge_b, choices.features.kernel, choices.return_kernel, sums.n_transitions
+    )
+    mass_penalty = choose_mass_penalty(settings.mass_penalty, choices.return_kernel)
+    start = Prepared(
+        settings, store, choices, operators, ridge_gamma, ridge_b, mass_penalty, plan, executor, cache
+    )
     target = None
     if settings.construction == "separated":
         problem, gamma_mass = separated_problem(start, reporter)
@@ -135,6 +146,7 @@ def run_fit(
         solution,
         ridge_gamma,
         ridge_b,
+        mass_penalty,
         errors,
         sums,
         continuation,
@@ -144,11 +156,22 @@ def run_fit(
     )
 
 
-def _ridge_b(settings: Settings, choices: Choices) -> float:
-    """λ_B as given, or in proportion to the kernels."""
-    if not isinstance(settings.ridge_b, str):
-        return float(settings.ridge_b)
-    return RELATIVE_RIDGE_B * (choices.features.kernel.sigma * choices.return_kernel.sigma) ** 2
+def choose_ridge_b(
+    given: float | str, input_kernel: Matern, return_kernel: Matern, n_transitions: float
+) -> float:
+    """λ_B as given, or 10⁻³·σ_X²σ_Z²/N: its bias falls faster than the error of the regression."""
+    if not isinstance(given, str):
+        return float(given)
+    relative = max(RELATIVE_RIDGE_B / n_transitions, SMALLEST_RIDGE_B)
+    return relative * (input_kernel.sigma * return_kernel.sigma) ** 2
+
+
+def choose_mass_penalty(given: float | str, return_kernel: Matern) -> float:
+    """λ_mass as given, or σ_Z²: the weight that a missing mass has in the residual, at a single atom.
+
+    All terms of the criterion are then proportional to σ_Z², so that the coefficients do not depend on it.
+    """
+    return return_kernel.sigma**2 if isinstance(given, str) else float(given)
 
 
 def _solve(settings: Settings, problem: Problem, reporter: Reporter) -> Solution:

@@ -62,8 +62,10 @@ class KEDRL(BaseEstimator):
         Kernel on state-action inputs. "auto" chooses one length per coordinate by cross-validation.
     return_kernel : "auto" or Matern
         Kernel on returns, which defines the embedding. "auto" takes median distances of returns.
-    n_atoms, n_basis, n_landmarks, n_features : int
-        m, L, s and Q: atoms of the return grid, rows of B, Nyström landmarks, spectral frequencies.
+    n_atoms, n_basis, n_landmarks, n_features : int or "auto"
+        m, L, s and Q: atoms of the return grid, rows of B, Nyström landmarks, spectral frequencies. "auto"
+        takes as many as bring the error of what they approximate, on a sample, below a tolerance that falls
+        with the number of transitions; at most 400, 1,000, 2,000 and 2,048.
     n_conditioning : int, float, "all" or None
         M, the number of conditioning points, at which the Bellman equation is enforced: an integer; a
         float in (0, 1], the fraction of the transitions, rounded up; "all" transitions; None for all, at
@@ -78,9 +80,11 @@ class KEDRL(BaseEstimator):
     ridge_gamma : "auto" or float
         λ_Γ of the conditional weights; "auto" cross-validates over blocks of episodes.
     ridge_b : "auto" or float
-        λ_B on the RKHS norm of the coefficient functions.
-    mass_penalty, negative_penalty : float
-        λ_mass and λ_neg.
+        λ_B on the RKHS norm of the coefficient functions; "auto" is 10⁻³·σ_X²σ_Z²/N.
+    mass_penalty : "auto" or float
+        λ_mass on the coefficients' sum missing one; "auto" is σ_Z².
+    negative_penalty : float
+        λ_neg on negative coefficients.
     grid : (m, d) array or None
         Return atoms, if they are not to be found from the data.
     grid_expansion : float
@@ -128,7 +132,7 @@ class KEDRL(BaseEstimator):
         How the solver ended, with its certificate.
     diagnostics_ : dict
         Plain numbers about every stage.
-    input_kernel_, return_kernel_, ridge_gamma_, ridge_b_
+    input_kernel_, return_kernel_, ridge_gamma_, ridge_b_, mass_penalty_
         The settings used.
     operators_ : ConditionalOperators
         Φ_L, ρ and ΣΓ at any input; with exact operators, H and G in place of ρ.
@@ -149,15 +153,15 @@ class KEDRL(BaseEstimator):
         solver: str | Solver = "pcg",
         input_kernel: Matern | Literal["auto"] = "auto",
         return_kernel: Matern | Literal["auto"] = "auto",
-        n_atoms: int = 100,
-        n_basis: int = 250,
-        n_landmarks: int = 500,
-        n_features: int = 256,
+        n_atoms: int | Literal["auto"] = 100,
+        n_basis: int | Literal["auto"] = 250,
+        n_landmarks: int | Literal["auto"] = 500,
+        n_features: int | Literal["auto"] = 256,
         n_conditioning: int | float | Literal["all"] | None = None,
         conditioning: Conditioning = "random",
         ridge_gamma: float | Literal["auto"] = "auto",
         ridge_b: float | Literal["auto"] = "auto",
-        mass_penalty: float = 1.0,
+        mass_penalty: float | Literal["auto"] = 1.0,
         negative_penalty: float = 0.0,
         grid: npt.ArrayLike | None = None,
         grid_expansion: float = 1.2,
@@ -276,9 +280,10 @@ class KEDRL(BaseEstimator):
         settings, store = self._prepared(store)
         check_policy(policy, store)
         reporter, executor = Reporter(progress), executor or default_executor()
-        plan = checked_plan(settings, store, executor, memory)
+        if not settings.automatic_sizes:  # else it is planned when they are known
+            checked_plan(settings, store, executor, memory)
         with one_blas_thread(), workspace(store, cache) as space:
-            fit = run_fit(settings, store, policy, executor, plan, space, reporter)
+            fit = run_fit(settings, store, policy, executor, memory, space, reporter)
         self.solution_ = fit.solution
         self.coefficients_ = fit.solution.coefficients
         self.grid_, self.basis_ = fit.choices.grid, fit.choices.basis.landmarks
@@ -287,6 +292,7 @@ class KEDRL(BaseEstimator):
         self.target_ = fit.target
         self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
         self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
+        self.mass_penalty_ = fit.mass_penalty
         with reporter.stage("diagnostics"):
             self.diagnostics_ = diagnose(self, fit, store, policy)
         self.diagnostics_["seconds"] = dict(reporter.seconds)
@@ -330,6 +336,8 @@ class KEDRL(BaseEstimator):
         calibrate : bool
             Whether to measure rates of matrix products, kernel evaluations and reading, which takes about a
             second. Without, times are those of a slow machine.
+
+        Sizes that are "auto" are planned at their largest: the fit chooses them, and plans again.
 
         Returns
         -------

@@ -68,6 +68,7 @@ def save(model: KEDRL, path: str | Path) -> None:
         "return_kernel": to_json(model.return_kernel_),
         "ridge_gamma": model.ridge_gamma_,
         "ridge_b": model.ridge_b_,
+        "mass_penalty": model.mass_penalty_,
         "ratio": None if ratio is None else _ratio_numbers(ratio),
         "solution": {
             "result": solution.result.name,
@@ -121,6 +122,8 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     model.input_kernel_ = from_json(attributes["input_kernel"])
     model.return_kernel_ = from_json(attributes["return_kernel"])
     model.ridge_gamma_, model.ridge_b_ = attributes["ridge_gamma"], attributes["ridge_b"]
+    # A number in models that were saved before it could be automatic.
+    model.mass_penalty_ = attributes.get("mass_penalty", model.mass_penalty)
     model.grid_, model.basis_, model.frequencies_ = read("grid"), read("basis"), read("frequencies")
     model.coefficients_ = read("coefficients")
     features = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))

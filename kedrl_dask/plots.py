@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from itertools import combinations
 from typing import Any
@@ -39,6 +40,13 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 #: More of them, for several lines in one panel; each has a dash pattern too.
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")
+#: Sizes that may be chosen, and whose error is looked at.
+GROWN = {
+    "n_landmarks": "Landmarks: sections at other inputs",
+    "n_basis": "Basis: sections at other inputs",
+    "n_atoms": "Atoms: shifted sections",
+    "n_features": "Frequencies: their kernel on the grid",
+}
 #: Points along each axis of a surface.
 SURFACE_POINTS = 80
 #: Gaps of the criterion below this share of its start are rounding errors of the solver's recurrence.
@@ -297,23 +305,19 @@ def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.Array
 
 
 def tuning(model: KEDRL) -> Figure:
-    """Cross-validated error by length scale and ridge, for the settings that were chosen so."""
+    """What was tried for every setting that was chosen automatically, with its score."""
     tried = model.diagnostics_["tuning"]
-    if not tried:
-        raise ValueError("tuning: input_kernel and ridge_gamma were given, so that nothing was tuned")
-    figure = Figure(figsize=(5 * len(tried), 4.2), layout="constrained")
-    panels = iter(figure.subplots(1, len(tried), squeeze=False).ravel())
-    if "input_kernel" in tried:
-        _length_scales(next(panels), **tried["input_kernel"])
-    if "ridge_gamma" in tried:
-        axes, (ridges, errors) = next(panels), tried["ridge_gamma"].values()
-        axes.semilogx(ridges, errors, "o-", color=BLUE, markersize=4)
-        axes.axvline(
-            model.ridge_gamma_, color=ORANGE, linestyle="--", label=f"chosen: {model.ridge_gamma_:.1e}"
-        )
-        axes.legend(frameon=False)
-        axes.set(title="λ_Γ, all transitions", xlabel="ridge λ_Γ", ylabel="cross-validated error")
-        axes.grid(alpha=0.25)
+    draw = _tuning_panels(model, tried)
+    if not draw:
+        raise ValueError("tuning: every setting was given, so that nothing was tuned")
+    columns = min(len(draw), 3)
+    rows = -(-len(draw) // columns)
+    figure = Figure(figsize=(5 * columns, 4.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, panel in zip(panels, draw, strict=False):
+        panel(axes)
+    for axes in panels[len(draw) :]:
+        axes.set_axis_off()
     return figure
 
 
@@ -366,11 +370,71 @@ def matern_kernels(
     return figure
 
 
-def _length_scales(
-    axes: Axes, length_scales: list[float], ridges: list[float], errors: list[list[float]]
+def _tuning_panels(model: KEDRL, tried: dict[str, Any]) -> list[Callable[[Axes], None]]:
+    """What draws each panel."""
+    draw: list[Callable[[Axes], None]] = []
+    if "input_kernel" in tried:
+        kernel = tried["input_kernel"]
+        draw.append(lambda axes: _length_scales(axes, kernel))
+        if kernel["trials"]:
+            draw.append(lambda axes: _trials(axes, kernel["trials"]))
+    if "ridge_gamma" in tried:
+        draw.append(lambda axes: _ridge(axes, model.ridge_gamma_, **tried["ridge_gamma"]))
+    draw += [partial(_growth, name=name, **tried[name]) for name in GROWN if name in tried]
+    return draw
+
+
+def _ridge(axes: Axes, chosen: float, ridges: list[float], errors: list[float]) -> None:
+    axes.semilogx(ridges, errors, "o-", color=BLUE, markersize=4)
+    axes.axvline(chosen, color=ORANGE, linestyle="--", label=f"chosen: {chosen:.1e}")
+    axes.legend(frameon=False)
+    axes.set(title="λ_Γ, all transitions", xlabel="ridge λ_Γ", ylabel="cross-validated error")
+    axes.grid(alpha=0.25)
+
+
+def _growth(
+    axes: Axes,
+    *,
+    name: str,
+    size: int,
+    sizes: list[int],
+    estimates: list[float],
+    tolerance: float,
+    reason: str,
 ) -> None:
+    """The error of an approximation by its size."""
+    axes.loglog(sizes, np.maximum(estimates, 1e-12), "o-", color=BLUE, markersize=4)
+    axes.axhline(tolerance, color=GREY, linestyle=":", label=f"tolerance {tolerance:.1e}")
+    axes.axvline(size, color=ORANGE, linestyle="--", label=f"chosen: {size:,} ({reason})")
+    axes.legend(frameon=False, fontsize=8)
+    axes.set(title=GROWN[name], xlabel=name, ylabel="mean square of the error")
+    axes.grid(alpha=0.25)
+
+
+def _trials(axes: Axes, trials: list[dict[str, Any]]) -> None:
+    """Gains of single coordinates' lengths, in units of their noise: beyond one they are accepted."""
+    position = np.arange(len(trials))
+    # A difference without noise is accepted whatever its size; it has no place on a finite axis.
+    gains = [trial["gain"] / max(trial["noise"], 1e-300) for trial in trials]
+    colours = [ORANGE if trial["accepted"] else GREY for trial in trials]
+    axes.barh(position, np.clip(gains, -20, 20), color=colours)
+    axes.axvline(1.0, color=BLUE, linestyle="--", linewidth=1)
+    axes.invert_yaxis()
+    names = [f"x{trial['coordinate'] + 1} to {trial['length_scale']:g}" for trial in trials]
+    axes.set_yticks(position, names, fontsize=9 if len(trials) <= 20 else 6)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set(
+        title="Lengths of single coordinates",
+        xlabel="fall of the error, in its standard errors",
+        ylabel="coordinate and length tried, in order",
+    )
+    handles = [Line2D([], [], color=colour, linewidth=6) for colour in (ORANGE, GREY)]
+    axes.legend(handles, ["accepted", "rejected"], loc="lower left", fontsize=8)
+
+
+def _length_scales(axes: Axes, tried: dict[str, Any]) -> None:
     """A map of the error, with the chosen pair."""
-    values = np.array(errors)
+    length_scales, ridges, values = tried["length_scales"], tried["ridges"], np.array(tried["errors"])
     best = np.unravel_index(np.argmin(values), values.shape)
     # The worst corner is far off; colours are for the differences among the good ones.
     mesh = axes.pcolormesh(
@@ -378,9 +442,11 @@ def _length_scales(
     )
     axes.figure.colorbar(mesh, ax=axes, label="cross-validated error", extend="max")
     axes.plot(
-        ridges[best[1]], best[0], "*", color=ORANGE, markeredgecolor="white", markersize=16, label="chosen"
+        ridges[best[1]], best[0], "*", color=ORANGE, markeredgecolor="white", markersize=16, label="smallest"
     )
     axes.legend(loc="upper right")
     axes.set_xscale("log")
     axes.set_yticks(range(len(length_scales)), [f"{length:g}" for length in length_scales])
-    axes.set(title="Input kernel, a subsample", xlabel="ridge", ylabel="length scale, in standard deviations")
+    axes.set(
+        title="Input kernel, common length", xlabel="ridge", ylabel="length scale, in standard deviations"
+    )

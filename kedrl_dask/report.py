@@ -46,7 +46,6 @@ def _facts(model: KEDRL) -> dict[str, Any]:
         "continuation": model.continuation,
         "conditioning": model.conditioning if isinstance(model.conditioning, str) else "given",
         "solver": type(by_name(model.solver)).__name__.lower(),
-        "mass_penalty": model.mass_penalty,
         "negative_penalty": model.negative_penalty,
         "random_state": model.random_state,
     }
@@ -132,7 +131,8 @@ def _setting_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
         yield name.replace("_", " "), _kernel(facts[name]) + _how(getattr(model, name))
     yield "ridge λ_Γ", f"{facts['ridge_gamma']:.3g}{_how(model.ridge_gamma)}"
     yield "ridge λ_B", f"{facts['ridge_b']:.3g}{_how(model.ridge_b)}"
-    yield "mass penalty", f"{settings['mass_penalty']:g}; negative penalty {settings['negative_penalty']:g}"
+    yield "mass penalty λ_mass", f"{facts['mass_penalty']:g}{_how(model.mass_penalty)}"
+    yield "negative penalty λ_neg", f"{settings['negative_penalty']:g}"
 
 
 def _how(given: Any) -> str:

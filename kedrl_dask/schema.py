@@ -167,7 +167,6 @@ POINTS: tuple[ArraySpec, ...] = (
     ArraySpec("whitening", ("landmark", "rank"), "float64", "T, from kernel sections to features psi"),
     ArraySpec("basis", ("basis", "input_dim"), "float64", "state-action basis"),
     ArraySpec("basis_whitening", ("basis", "basis_rank"), "float64", "T of the basis"),
-    ArraySpec("tuning", ("length_scale", "ridge"), "float64", "cross-validated error of the input kernel"),
 )
 RETURNS: tuple[ArraySpec, ...] = (
     ArraySpec("grid", ("atom", "reward_dim"), "float64", "atoms of the return grid"),

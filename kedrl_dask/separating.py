@@ -46,8 +46,8 @@ class Prepared:
     choices : Choices
     operators : ConditionalOperators
         The regression, in features or exact.
-    ridge_gamma, ridge_b : float
-        λ_Γ and λ_B.
+    ridge_gamma, ridge_b, mass_penalty : float
+        λ_Γ, λ_B and λ_mass.
     plan : Plan
     executor : Executor
     cache : Cache
@@ -59,6 +59,7 @@ class Prepared:
     operators: ConditionalOperators
     ridge_gamma: float
     ridge_b: float
+    mass_penalty: float
     plan: Plan
     executor: Executor
     cache: Cache
@@ -66,7 +67,7 @@ class Prepared:
     @property
     def penalties(self) -> Penalties:
         """λ_mass and λ_neg."""
-        return Penalties(self.settings.mass_penalty, 1.0, self.settings.negative_penalty)
+        return Penalties(self.mass_penalty, 1.0, self.settings.negative_penalty)
 
 
 def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjective, Array]:

@@ -16,6 +16,7 @@ from kedrl_dask.division import even_ranges
 from kedrl_dask.kernels import Matern
 from kedrl_dask.plan import Form
 from kedrl_dask.ratio import ULSIF
+from kedrl_dask.sizing import MOST, Size
 from kedrl_dask.solvers import PCG, Solver, by_name
 from kedrl_dask.spectral import METHODS, Method
 
@@ -47,15 +48,15 @@ class Settings:
     solver: str | Solver
     input_kernel: Matern | Literal["auto"]
     return_kernel: Matern | Literal["auto"]
-    n_atoms: int
-    n_basis: int
-    n_landmarks: int
-    n_features: int
+    n_atoms: int | Literal["auto"]
+    n_basis: int | Literal["auto"]
+    n_landmarks: int | Literal["auto"]
+    n_features: int | Literal["auto"]
     n_conditioning: int | float | Literal["all"] | None
     conditioning: Conditioning
     ridge_gamma: float | Literal["auto"]
     ridge_b: float | Literal["auto"]
-    mass_penalty: float
+    mass_penalty: float | Literal["auto"]
     negative_penalty: float
     grid: npt.ArrayLike | None
     grid_expansion: float
@@ -78,12 +79,11 @@ class Settings:
         if not (isinstance(discount, Real) and 0 < discount < 1):
             raise ValueError(f"KEDRL: discount must lie strictly between 0 and 1, got {discount!r}")
         self._check_choices()
-        for name in ("n_atoms", "n_basis", "n_landmarks", "n_features", "n_blocks"):
-            self._check_count(name)
+        self._check_count("n_blocks")
         self._check_conditioning()
-        for name in ("n_draws", "chunk_points"):
+        for name in (*MOST, "n_draws", "chunk_points"):
             if getattr(self, name) != "auto":
-                self._check_count(name)
+                self._check_count(name, "'auto' or ")
         if not (isinstance(self.random_state, Integral) and int(self.random_state) >= 0):
             raise ValueError(f"KEDRL: random_state must be an integer ≥ 0, got {self.random_state!r}")
         for name in ("ridge_gamma", "ridge_b"):
@@ -92,8 +92,10 @@ class Settings:
                 raise ValueError(f"KEDRL: {name} must be 'auto' or a positive number, got {value!r}")
         for name in ("mass_penalty", "negative_penalty", "landmark_threshold"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and 0 <= value < np.inf):
-                raise ValueError(f"KEDRL: {name} must be a number ≥ 0, got {value!r}")
+            is_auto = name == "mass_penalty" and isinstance(value, str) and value == "auto"
+            if not (is_auto or (isinstance(value, Real) and 0 <= value < np.inf)):
+                allowed = "'auto' or a number ≥ 0" if name == "mass_penalty" else "a number ≥ 0"
+                raise ValueError(f"KEDRL: {name} must be {allowed}, got {value!r}")
         if not (isinstance(self.grid_expansion, Real) and 1 <= self.grid_expansion < np.inf):
             raise ValueError(f"KEDRL: grid_expansion must be at least 1, got {self.grid_expansion!r}")
         self._check_solver()
@@ -125,10 +127,10 @@ class Settings:
         if self.ratio is not None and not isinstance(self.ratio, ULSIF):
             raise ValueError(f"KEDRL: ratio must be None or ULSIF settings, got {self.ratio!r}")
 
-    def _check_count(self, name: str) -> None:
+    def _check_count(self, name: str, otherwise: str = "") -> None:
         value = getattr(self, name)
         if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-            raise ValueError(f"KEDRL: {name} must be an integer ≥ 1, got {value!r}")
+            raise ValueError(f"KEDRL: {name} must be {otherwise}an integer ≥ 1, got {value!r}")
 
     def _check_conditioning(self) -> None:
         n = self.n_conditioning
@@ -247,7 +249,18 @@ class Settings:
     @property
     def grid_size(self) -> int:
         """Number m of atoms."""
-        return self.n_atoms if self.grid is None else len(np.asarray(self.grid))
+        return self.largest("n_atoms") if self.grid is None else len(np.asarray(self.grid))
+
+    def largest(self, name: Size) -> int:
+        """A size as given, or the largest that can be chosen."""
+        given: int | str = getattr(self, name)
+        return MOST[name] if isinstance(given, str) else given
+
+    @property
+    def automatic_sizes(self) -> list[Size]:
+        """Those that the design chooses."""
+        names: list[Size] = [name for name in MOST if isinstance(getattr(self, name), str)]
+        return [name for name in names if name != "n_atoms" or self.grid is None]
 
     @property
     def dtype(self) -> np.dtype[Any]:

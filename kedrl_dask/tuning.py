@@ -1,4 +1,4 @@
-"""Automatic settings: the scale of the input kernel, and λ_Γ, by trajectory-blocked cross-validation.
+"""Automatic settings: the lengths of the input kernel, and λ_Γ, by trajectory-blocked cross-validation.
 
 The regression behind the estimator predicts, from x, features of the reward and of the successor state.
 Both enter here, and neither knows the policy, so that one choice serves every policy.
@@ -6,8 +6,8 @@ Both enter here, and neither knows the policy, so that one choice serves every p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,11 @@ from kedrl_dask.spectral import frequencies, waves
 __all__ = [
     "BlockSums",
     "InputTuning",
+    "Trial",
+    "cross_validate_folds",
     "cross_validate_ridge",
     "median_kernel",
+    "refine_lengths",
     "regression_targets",
     "tune_input_kernel",
 ]
@@ -34,6 +37,10 @@ Array = npt.NDArray[Any]
 LENGTH_SCALES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 #: Ridges λ_Γ tried.
 RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, -0.9, 0.5))
+#: Most changes tried of the length of one coordinate; each costs as much as one of LENGTH_SCALES.
+MOST_TRIALS = 40
+#: Folds of episodes.
+TUNING_FOLDS = 5
 
 
 def standard_deviations(points: Array) -> Array:
@@ -110,14 +117,19 @@ class BlockSums:
 
 
 def cross_validate_ridge(sums: BlockSums, ridges: Sequence[float] = RIDGES, n_folds: int = 5) -> Array:
-    """Mean squared prediction error for each ridge, leaving out one fold at a time; (len(ridges),).
+    """Mean squared prediction error for each ridge, leaving out one fold at a time; (len(ridges),)."""
+    return cross_validate_folds(sums, ridges, n_folds).sum(axis=0)
+
+
+def cross_validate_folds(sums: BlockSums, ridges: Sequence[float] = RIDGES, n_folds: int = 5) -> Array:
+    """What each fold adds to the mean squared prediction error of each ridge; (folds, len(ridges)).
 
     Uses nothing but the sums: for a fold with sums A_f, C_f the error of coefficients β is
     Σ‖y‖² − 2 tr(βᵀC_f) + tr(βᵀA_fβ).
     """
     folds = sums.merge(min(n_folds, len(sums.count)))
     gram, response, count = folds.gram.sum(axis=0), folds.response.sum(axis=0), folds.count.sum()
-    errors = np.zeros(len(ridges))
+    errors = np.zeros((len(folds.count), len(ridges)))
     for f in range(len(folds.count)):
         values, vectors = eigh(gram - folds.gram[f])
         train = vectors.T @ (response - folds.response[f])
@@ -126,8 +138,34 @@ def cross_validate_ridge(sums: BlockSums, ridges: Sequence[float] = RIDGES, n_fo
         inner, cross = held_gram * (train @ train.T), np.einsum("ij,ij->i", train, held)
         for i, ridge in enumerate(ridges):
             shrink = 1 / (np.maximum(values, 0) + (count - folds.count[f]) * ridge)
-            errors[i] += folds.square[f] - 2 * shrink @ cross + shrink @ inner @ shrink
+            errors[f, i] = folds.square[f] - 2 * shrink @ cross + shrink @ inner @ shrink
     return errors / count
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One coordinate's length doubled or halved, the others as they were.
+
+    Attributes
+    ----------
+    coordinate : int
+        Column of the inputs.
+    length_scale : float
+        The length tried, in standard deviations.
+    error : float
+        Cross-validated error, at the best ridge.
+    gain, noise : float
+        How much less that is than before, and the standard error of this difference over the folds.
+    accepted : bool
+        Whether the gain exceeds its noise.
+    """
+
+    coordinate: int
+    length_scale: float
+    error: float
+    gain: float
+    noise: float
+    accepted: bool
 
 
 @dataclass(frozen=True)
@@ -138,16 +176,28 @@ class InputTuning:
     ----------
     kernel : Matern
     length_scales : (k,) array
-        Tried length scales, in standard deviations.
+        Lengths tried for all coordinates in common, in standard deviations.
     ridges : (j,) array
     errors : (k, j) array
         Cross-validated error of each pair; the total variance of the targets is 2.
+    trials : tuple of Trial
+        Lengths tried for single coordinates after that.
     """
 
     kernel: Matern
     length_scales: Array
     ridges: Array
     errors: Array
+    trials: tuple[Trial, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the kernel, as numbers and lists that JSON can hold."""
+        return {
+            "length_scales": self.length_scales.tolist(),
+            "ridges": self.ridges.tolist(),
+            "errors": self.errors.tolist(),
+            "trials": [asdict(trial) for trial in self.trials],
+        }
 
 
 def tune_input_kernel(
@@ -159,25 +209,80 @@ def tune_input_kernel(
     nu: float = 5.5,
     length_scales: Sequence[float] = LENGTH_SCALES,
     random_state: int = 0,
+    most_trials: int = MOST_TRIALS,
 ) -> InputTuning:
-    """Choose the length scale of the input kernel by cross-validation over whole episodes.
+    """Choose one length for each coordinate by cross-validation over whole episodes.
 
-    The kernel has one length per coordinate, a common multiple of the standard deviations, so
-    coordinates of different scales are standardised.
+    First a common multiple of the standard deviations, so that coordinates of different scales are
+    standardised; then each coordinate by itself, as :func:`refine_lengths` says.
     """
-    if len(np.unique(episode)) < 2:
+    n_episodes = len(np.unique(episode))
+    if n_episodes < 2:
         raise ValueError(
             "input_kernel='auto' needs at least two episodes to leave one out; give input_kernel a Matern"
         )
     spread = standard_deviations(inputs)
     targets = regression_targets(reward, next_state, random_state=random_state)
-    fold = np.unique(episode, return_inverse=True)[1] % 5
+    n_folds = min(TUNING_FOLDS, n_episodes)
+    fold = np.unique(episode, return_inverse=True)[1] % n_folds
     landmarks = choose_points(inputs, n_landmarks, Matern(nu, tuple(spread)), random_state=random_state)
-    errors = []
-    for length in length_scales:
-        features = NystromFeatures.from_landmarks(Matern(nu, tuple(length * spread)), landmarks)
-        errors.append(cross_validate_ridge(BlockSums.gather(features(inputs), targets, fold, 5)))
-    best = length_scales[int(np.argmin(np.min(errors, axis=1)))]
-    return InputTuning(
-        Matern(nu, tuple(best * spread)), np.array(length_scales), np.array(RIDGES), np.array(errors)
+
+    def score(lengths: Array) -> Array:
+        features = NystromFeatures.from_landmarks(Matern(nu, tuple(lengths * spread)), landmarks)
+        return cross_validate_folds(BlockSums.gather(features(inputs), targets, fold, n_folds))
+
+    scores = [score(np.full(len(spread), length)) for length in length_scales]
+    errors = np.array([by_fold.sum(axis=0) for by_fold in scores])
+    best = int(np.argmin(errors.min(axis=1)))
+    varying = np.flatnonzero(np.ptp(inputs, axis=0) > 0).tolist()
+    lengths, trials = refine_lengths(
+        score, np.full(len(spread), float(length_scales[best])), scores[best], varying, most_trials
     )
+    kernel = Matern(nu, tuple(lengths * spread))
+    return InputTuning(kernel, np.array(length_scales), np.array(RIDGES), errors, trials)
+
+
+def refine_lengths(
+    score: Callable[[Array], Array], lengths: Array, errors: Array, coordinates: Sequence[int], most: int
+) -> tuple[Array, tuple[Trial, ...]]:
+    """Double or halve the length of one coordinate at a time, as long as that lowers the error.
+
+    A change is accepted if it lowers the error by more than the standard error of the difference, which
+    comes from its parts by fold: both errors are of the same held-out rows. A coordinate that moved is
+    tried again in the same direction, when all the others had their turn.
+
+    Parameters
+    ----------
+    score : callable
+        From lengths (dim,) to what each fold adds to the error of each ridge (folds, ridges).
+    lengths, errors : (dim,) and (folds, ridges) arrays
+        Where to start, and its score.
+    coordinates : sequence of int
+        Those to change.
+    most : int
+        Bound on the calls of ``score``.
+    """
+    lengths = lengths.copy()
+    trials: list[Trial] = []
+    current = _best_ridge(errors)
+    waiting = [(coordinate, [2.0, 0.5]) for coordinate in coordinates]
+    while waiting and len(trials) < most:
+        coordinate, (factor, *others) = waiting.pop(0)
+        tried = lengths.copy()
+        tried[coordinate] *= factor
+        parts = _best_ridge(score(tried))
+        gains = current - parts
+        gain, noise = float(gains.sum()), float(np.sqrt(len(gains)) * gains.std(ddof=1))
+        accepted = gain > noise
+        trials.append(Trial(coordinate, float(tried[coordinate]), float(parts.sum()), gain, noise, accepted))
+        if accepted:
+            lengths, current = tried, parts
+            waiting.append((coordinate, [factor]))
+        elif others:
+            waiting.insert(0, (coordinate, others))
+    return lengths, tuple(trials)
+
+
+def _best_ridge(errors: Array) -> Array:
+    """The parts by fold of the smallest error; (folds,)."""
+    return np.asarray(errors[:, np.argmin(errors.sum(axis=0))])

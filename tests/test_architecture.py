@@ -17,7 +17,7 @@ FLOORS = {
     1: {
         "criterion", "design", "exact", "grid", "kernels", "mixtures", "noise", "nystrom", "operators",
         "paired", "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex",
-        "solvers", "spectral", "theory", "tuning",
+        "sizing", "solvers", "spectral", "theory", "tuning",
     },
     # Storage and execution.
     2: {

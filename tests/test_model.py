@@ -12,6 +12,7 @@ from sklearn.exceptions import NotFittedError
 
 from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore, policies
 from kedrl_dask.execute import DistributedExecutor, ThreadExecutor
+from kedrl_dask.fitting import choose_mass_penalty, choose_ridge_b
 from kedrl_dask.solvers import PCG, AdamW
 from kedrl_dask.store import StoreError
 from kedrl_dask.transitions import DataError
@@ -271,6 +272,37 @@ def test_load__not_a_model(store):
         KEDRL.load(store.path)
 
 
+def test_choose_ridge_b__falls_with_the_transitions_to_a_floor():
+    kernels = Matern(5.5, 1.0, 2.0), Matern(5.5, 1.0, 3.0)
+    for n, relative in ((100, 1e-5), (10_000, 1e-7), (10**9, 1e-10)):
+        assert np.isclose(choose_ridge_b("auto", *kernels, n), relative * 36, rtol=1e-12)
+    assert choose_ridge_b(0.25, *kernels, 100) == 0.25
+
+
+def test_choose_mass_penalty__auto_is_the_variance_of_the_return_kernel():
+    assert choose_mass_penalty("auto", Matern(5.5, 1.0, 3.0)) == 9.0
+    assert choose_mass_penalty(0, Matern(5.5, 1.0, 3.0)) == 0.0
+
+
+def test_fit__automatic_penalties_make_coefficients_free_of_the_kernels_amplitude(store, policy):
+    fits = [
+        fit(
+            store, policy, mass_penalty="auto", precision="double", input_kernel=Matern(2.5, 2.0),
+            return_kernel=Matern(5.5, 1.5, sigma), ridge_gamma=1e-3,
+        )
+        for sigma in (1.0, 3.0)
+    ]  # fmt: skip
+    assert [model.mass_penalty_ for model in fits] == [1.0, 9.0]
+    assert fits[1].diagnostics_["mass_penalty"] == 9.0
+    one, nine = (model.coefficients_ for model in fits)
+    np.testing.assert_allclose(nine, one, atol=1e-5 * np.abs(one).max())
+    given = fit(
+        store, policy, precision="double", input_kernel=Matern(2.5, 2.0),
+        return_kernel=Matern(5.5, 1.5, 3.0), ridge_gamma=1e-3,
+    )  # fmt: skip
+    assert np.abs(given.coefficients_ - one).max() > 1e-3 * np.abs(one).max()
+
+
 def test_sklearn__params_clone_and_html(store, policy):
     model = small_model(input_kernel=Matern(2.5, 2.0))
     copy = clone(model)
@@ -306,12 +338,14 @@ def test_weights__not_fitted():
         ({"negative_penalty": -1.0}, "negative_penalty must be a number ≥ 0"),
         ({"input_kernel": "rbf"}, "input_kernel must be 'auto' or a Matern kernel"),
         ({"input_kernel": Matern(1.5, (1.0, 2.0))}, "input_kernel has 2 length scales, the data have 3"),
-        ({"n_atoms": 0}, "n_atoms must be an integer ≥ 1, got 0"),
-        ({"n_basis": 2.5}, "n_basis must be an integer"),
+        ({"n_atoms": 0}, "n_atoms must be 'auto' or an integer ≥ 1, got 0"),
+        ({"n_basis": 2.5}, "n_basis must be 'auto' or an integer"),
         ({"n_conditioning": -3}, "n_conditioning must be an integer ≥ 1"),
         ({"ridge_b": 0.0}, "ridge_b must be 'auto' or a positive number"),
         ({"ridge_gamma": "cv"}, "ridge_gamma must be 'auto' or a positive number"),
-        ({"mass_penalty": float("nan")}, "mass_penalty must be a number ≥ 0"),
+        ({"mass_penalty": float("nan")}, "mass_penalty must be 'auto' or a number ≥ 0"),
+        ({"mass_penalty": "cv"}, "mass_penalty must be 'auto' or a number ≥ 0, got 'cv'"),
+        ({"landmark_threshold": "auto"}, "landmark_threshold must be a number ≥ 0"),
         ({"grid_expansion": 0.5}, "grid_expansion must be at least 1"),
         ({"grid": np.zeros((4, 3))}, "grid must be finite with one row per atom and 2 columns"),
         ({"reward_bounds": ([0.0], [1.0])}, "reward_bounds must be"),

@@ -11,6 +11,7 @@ from kedrl_dask.tuning import (
     BlockSums,
     cross_validate_ridge,
     median_kernel,
+    refine_lengths,
     regression_targets,
     tune_input_kernel,
 )
@@ -91,9 +92,10 @@ def wiggly(x):
     return np.sin(5 * x[:, :1])
 
 
-def tune(inputs, reward, next_state=None, episode=EPISODE):
+def tune(inputs, reward, next_state=None, episode=EPISODE, **options):
     next_state = reward if next_state is None else next_state
-    return tune_input_kernel(inputs, reward, next_state, episode, n_landmarks=80, length_scales=LENGTH_SCALES)
+    options = {"n_landmarks": 80, "length_scales": LENGTH_SCALES, "most_trials": 0} | options
+    return tune_input_kernel(inputs, reward, next_state, episode, **options)
 
 
 def test_tune_input_kernel__smooth_target_gets_the_longer_length():
@@ -137,6 +139,99 @@ def test_tune_input_kernel__whole_episodes_are_left_out():
     by_episode, by_row = tune(inputs, reward), tune(inputs, reward, episode=np.arange(400))
     assert by_row.errors.min() < 0.5
     assert by_episode.errors.min() > 1.5
+
+
+def left_out_errors(kernel, inputs, targets, fold, ridges):
+    """Kernel ridge regression on the other folds, with dense kernel matrices; error by fold and ridge."""
+    errors = np.zeros((fold.max() + 1, len(ridges)))
+    for f in range(fold.max() + 1):
+        train, held = fold != f, fold == f
+        gram, cross = kernel(inputs[train], inputs[train]), kernel(inputs[held], inputs[train])
+        for i, ridge in enumerate(ridges):
+            weights = np.linalg.solve(gram + train.sum() * ridge * np.eye(train.sum()), targets[train])
+            errors[f, i] = np.sum((targets[held] - cross @ weights) ** 2) / len(inputs)
+    return errors
+
+
+def test_tune_input_kernel__per_coordinate_errors_are_those_of_dense_refits():
+    """With every input a landmark, each trial's error, gain and noise come from dense kernel matrices."""
+    rng = np.random.default_rng(3)
+    inputs, episode = rng.normal(size=(60, 2)) * [1, 10], np.repeat(np.arange(12), 5)
+    reward = np.sin(3 * inputs[:, :1]) + 0.1 * rng.normal(size=(60, 1))
+    # Short lengths: the Gram matrix is far from singular, so that no landmark is left out.
+    tuning = tune_input_kernel(
+        inputs, reward, reward, episode, n_landmarks=60, nu=1.5, length_scales=(0.3, 0.6), most_trials=6
+    )
+    targets, fold = regression_targets(reward, reward), episode % 5
+    spread = inputs.std(axis=0)
+
+    def score(lengths):
+        return left_out_errors(Matern(1.5, tuple(lengths * spread)), inputs, targets, fold, RIDGES)
+
+    for length, errors in zip(tuning.length_scales, tuning.errors, strict=True):
+        np.testing.assert_allclose(errors, score(np.full(2, length)).sum(axis=0), rtol=1e-8)
+    lengths = np.full(2, tuning.length_scales[tuning.errors.min(axis=1).argmin()])
+    assert len(tuning.trials) == 6
+    for trial in tuning.trials:
+        tried = lengths.copy()
+        tried[trial.coordinate] = trial.length_scale
+        before, after = score(lengths), score(tried)
+        gains = before[:, before.sum(axis=0).argmin()] - after[:, after.sum(axis=0).argmin()]
+        assert np.isclose(trial.error, after.sum(axis=0).min(), rtol=1e-8)
+        assert np.isclose(trial.gain, gains.sum(), rtol=1e-6)
+        assert np.isclose(trial.noise, np.sqrt(5 * gains.var(ddof=1)), rtol=1e-6)
+        assert trial.accepted == (trial.gain > trial.noise)
+        lengths = tried if trial.accepted else lengths
+    np.testing.assert_allclose(tuning.kernel.length_scale, lengths * spread, rtol=1e-12)
+
+
+def test_tune_input_kernel__coordinate_of_noise_gets_a_long_length():
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(400, 3)) * [1, 1, 50]  # the last one has no say in the reward
+    reward = np.sin(3 * inputs[:, :1]) + inputs[:, 1:2] + 0.1 * rng.normal(size=(400, 1))
+    tuning = tune(inputs, reward, most_trials=30)
+    lengths = np.array(tuning.kernel.length_scale) / inputs.std(axis=0)
+    assert lengths[2] >= 4 * lengths[0]
+    assert min(trial.error for trial in tuning.trials if trial.accepted) < 0.9 * tuning.errors.min()
+
+
+def test_tune_input_kernel__constant_coordinate_is_not_tried():
+    inputs, reward = system(wiggly)
+    tuning = tune(np.column_stack([np.full(400, 7.0), inputs]), reward, most_trials=8)
+    assert {trial.coordinate for trial in tuning.trials} == {1, 2}
+
+
+def test_refine_lengths__moves_while_the_gain_exceeds_its_noise():
+    """Error Σ(log2 length − best)² in two equal folds, without noise: it stops at the best powers of two."""
+    best, calls = np.array([3.0, -2.0, 0.0]), []
+
+    def score(lengths):
+        calls.append(lengths)
+        error = np.sum((np.log2(lengths) - best) ** 2) / 2
+        return np.array([[error, 99.0], [error, 99.0]])
+
+    start = np.ones(3)
+    lengths, trials = refine_lengths(score, start, score(start), range(3), 100)
+    np.testing.assert_array_equal(lengths, [8, 0.25, 1])
+    assert len(calls) == 1 + len(trials)
+    assert [t.length_scale for t in trials if t.coordinate == 0] == [2, 4, 8, 16]
+    assert [t.length_scale for t in trials if t.coordinate == 2] == [2, 0.5]
+    np.testing.assert_array_equal(start, 1)
+    for most in (0, 1, 4):
+        assert len(refine_lengths(score, start, score(start), range(3), most)[1]) == most
+
+
+def test_refine_lengths__gain_within_its_noise_is_refused():
+    def score(lengths):
+        # Doubling gains 1 in one fold and loses 0.9 in the other.
+        step = np.log2(lengths[0])
+        return np.array([[5 - step], [5 + 0.9 * step]])
+
+    lengths, trials = refine_lengths(score, np.ones(1), score(np.ones(1)), [0], 10)
+    assert lengths == [1]
+    assert [trial.accepted for trial in trials] == [False, False]
+    assert np.isclose(trials[0].gain, 0.1)
+    assert np.isclose(trials[0].noise, 1.9)
 
 
 @pytest.mark.parametrize("n_episodes", [2, 3])
