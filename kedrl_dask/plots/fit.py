@@ -1,0 +1,205 @@
+"""A fit: its convergence, the embedding, the grid, the coefficients."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.colors import LogNorm
+from matplotlib.lines import Line2D
+
+from kedrl_dask.datasets.truth import ReturnLaw
+from kedrl_dask.model import KEDRL
+from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+from kedrl_dask.solvers import PCG, AdamW, by_name
+
+__all__ = ["coefficient_mass", "convergence", "embedding_curves", "embedding_surface", "grid_coverage"]
+
+Array = npt.NDArray[Any]
+
+#: Points along each axis of a surface.
+SURFACE_POINTS = 80
+#: Gaps of the criterion below this share of its start are rounding errors of the solver's recurrence.
+ROUNDING = 1e-10
+
+
+def convergence(model: KEDRL) -> Figure:
+    """The criterion above its smallest value, and the gradient, at each iteration of the solver."""
+    solver, history = by_name(model.solver), model.solution_.history
+    # A restart repeats its iteration: the later record, from the exact gradient, is the one that counts.
+    records = {record.iteration: record for record in history}
+    iteration, value, certificate = np.array(list(records.values()), dtype=np.float64).T
+    gap = value - np.nanmin(value)
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharex=True)
+    # AdamW's start has no gradient yet.
+    shown, known = gap > ROUNDING * np.abs(value[0]), np.isfinite(certificate) & (certificate > 0)
+    left.semilogy(iteration[shown], gap[shown], color=BLUE)
+    left.set(title="Criterion", xlabel="iteration", ylabel="criterion − smallest value found")
+    right.semilogy(iteration[known], certificate[known], color=BLUE)
+    is_batch = isinstance(solver, AdamW)
+    right.set(
+        title="Gradient of the mini-batch" if is_batch else "Certificate",
+        xlabel="iteration",
+        ylabel="norm" if is_batch else "relative preconditioned gradient",
+    )
+    if isinstance(solver, PCG):
+        right.axhline(solver.tolerance, color=ORANGE, linestyle="--", label="tolerance")
+        right.legend(frameon=False)
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+    figure.suptitle(
+        f"Solver {type(solver).__name__}: {model.solution_.result.name.lower().replace('_', ' ')}"
+    )
+    return figure
+
+
+def embedding_curves(estimate: npt.ArrayLike, truth: npt.ArrayLike, columns: int = 5) -> Figure:
+    """Estimate against truth over the evaluation grid of each point (the paper's fig:mu_res_2).
+
+    Parameters
+    ----------
+    estimate, truth : (n, g) arrays
+        Values of the embedding at the g evaluation points of each of n inputs.
+    columns : int
+        Panels in a row.
+    """
+    estimate, truth = np.asarray(estimate), np.asarray(truth)
+    if estimate.shape != truth.shape or truth.ndim != 2:
+        raise ValueError(
+            f"embedding_curves: shapes {estimate.shape} and {truth.shape}, expected the same (n, g)"
+        )
+    n_points, n_values = truth.shape
+    columns = min(columns, n_points)
+    rows = -(-n_points // columns)
+    figure = Figure(figsize=(2.3 * columns + 0.6, 2.0 * rows + 0.9), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    position = np.arange(1, n_values + 1)
+    for point, axes in enumerate(panels[:n_points]):
+        # Sorted by the truth: in the order of one return coordinate the others make both lines jump.
+        order = np.argsort(truth[point], kind="stable")
+        axes.plot(
+            position, estimate[point, order], ".", color=ORANGE, markersize=3, zorder=3, label="estimate"
+        )
+        axes.plot(position, truth[point, order], color=BLUE, linewidth=1.4, label="truth")
+        rmse = np.sqrt(np.mean((estimate[point] - truth[point]) ** 2))
+        axes.set_title(f"point {point + 1}: RMSE {rmse:.4f}", fontsize=9)
+        axes.grid(alpha=0.25)
+    for axes in panels[n_points:]:
+        axes.set_axis_off()
+    figure.supxlabel("evaluation point, by increasing true value", fontsize=10)
+    figure.supylabel("embedding", fontsize=10)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=2,
+        frameon=False,
+        markerscale=2,
+    )
+    return figure
+
+
+def embedding_surface(
+    model: KEDRL,
+    state: npt.ArrayLike,
+    action: npt.ArrayLike,
+    coordinates: tuple[int, int] = (0, 1),
+    law: ReturnLaw | None = None,
+) -> Figure:
+    """Contours of the fitted embedding at one input, over two coordinates of the return.
+
+    The other coordinates are held at the mean of the fitted law, Σω_i z_i/Σω_i, or at the true mean.
+
+    Parameters
+    ----------
+    model : KEDRL
+    state, action : (p,) and (q,) arrays
+        The input.
+    coordinates : (int, int)
+        The two coordinates.
+    law : ReturnLaw, optional
+        The true law at this input, whose contours are drawn too.
+    """
+    state, action = np.atleast_2d(state), np.atleast_2d(action)
+    dim, (first, second) = model.grid_.shape[1], coordinates
+    if first == second or not all(0 <= coordinate < dim for coordinate in coordinates):
+        raise ValueError(
+            f"embedding_surface: coordinates {coordinates} are not two different ones below {dim}"
+        )
+    weights = model.weights(state, action)[0]
+    center = weights @ model.grid_ / weights.sum() if law is None else law.mean[0]
+    low, high = model.grid_.min(axis=0), model.grid_.max(axis=0)
+    x, y = (np.linspace(low[c], high[c], SURFACE_POINTS) for c in coordinates)
+    at = np.tile(center, (SURFACE_POINTS**2, 1))
+    at[:, first], at[:, second] = (mesh.ravel() for mesh in np.meshgrid(x, y))
+    fitted = model.embed(state, action, at=at).reshape(SURFACE_POINTS, SURFACE_POINTS)
+    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
+    axes = figure.subplots()
+    filled = axes.contourf(x, y, fitted, levels=12, cmap="cividis")
+    figure.colorbar(filled, ax=axes, label="fitted embedding")
+    atoms = model.grid_[:, coordinates]
+    axes.plot(*atoms.T, "o", color="white", markeredgecolor="black", markersize=3.5, markeredgewidth=0.5)
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color="white", markeredgecolor="black", label="atoms")
+    ]
+    if law is not None:
+        true = law.embed(at, model.return_kernel_, 2**12).reshape(fitted.shape)
+        axes.contour(
+            x, y, true, levels=np.asarray(filled.levels)[1:-1], colors=ORANGE, linewidths=1.0, linestyles="--"
+        )
+        handles.append(Line2D([], [], color=ORANGE, linestyle="--", label="truth, same levels"))
+    held = ", ".join(f"return {c + 1} = {center[c]:.2f}" for c in range(dim) if c not in coordinates)
+    axes.set(
+        xlabel=f"return {first + 1}", ylabel=f"return {second + 1}", title=held and f"Embedding at {held}"
+    )
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def grid_coverage(model: KEDRL, returns: npt.ArrayLike) -> Figure:
+    """The atoms of the return grid over observed returns (n, d), for each pair of coordinates."""
+    returns, dim = np.asarray(returns), model.grid_.shape[1]
+    if returns.ndim != 2 or returns.shape[1] != dim:
+        raise ValueError(f"grid_coverage: returns have shape {returns.shape}, expected (n, {dim})")
+    pairs = list(combinations(range(dim), 2))
+    columns = max(1, min(3, len(pairs)))
+    rows = max(1, -(-len(pairs) // columns))
+    figure = Figure(figsize=(3.6 * columns + 0.4, 3.4 * rows + 0.6), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (first, second) in zip(panels, pairs, strict=False):
+        axes.hexbin(
+            returns[:, first], returns[:, second], gridsize=30, cmap="Greys", norm=LogNorm(), linewidths=0.1,
+        )  # fmt: skip
+        axes.plot(*model.grid_[:, [first, second]].T, "o", color=ORANGE, markersize=3.5)
+        axes.set(xlabel=f"return {first + 1}", ylabel=f"return {second + 1}")
+    if not pairs:
+        panels[0].hist(returns[:, 0], bins=60, color=GREY)
+        panels[0].plot(model.grid_[:, 0], np.zeros(len(model.grid_)), "o", color=ORANGE, markersize=3.5)
+        panels[0].set(xlabel="return", ylabel="observed returns")
+    for axes in panels[max(1, len(pairs)) :]:
+        axes.set_axis_off()
+    handles = [
+        Line2D([], [], marker="h", linestyle="", color=GREY, markersize=9, label="returns (log density)"),
+        Line2D([], [], marker="o", linestyle="", color=ORANGE, label=f"{len(model.grid_)} atoms"),
+    ]  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+def coefficient_mass(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike) -> Figure:
+    """Histograms over inputs of the coefficients' sum, which should be one, and of their negative part."""
+    weights = model.weights(state, action)
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.hist(weights.sum(axis=1), bins=40, color=BLUE)
+    left.axvline(1.0, color=ORANGE, linestyle="--", label="a probability's mass")
+    left.legend(frameon=False)
+    left.set(title="Mass", xlabel="Σ ω", ylabel="inputs")
+    left.ticklabel_format(axis="x", useOffset=False)
+    left.locator_params(axis="x", nbins=5)
+    right.hist(-np.minimum(weights, 0).sum(axis=1), bins=40, color=BLUE)
+    right.set(title="Negative mass", xlabel="Σ max(−ω, 0)", ylabel="inputs")
+    figure.suptitle(f"Coefficients ω(x) at {len(weights):,} inputs")
+    return figure

@@ -1,0 +1,73 @@
+"""Recovered laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.lines import Line2D
+
+from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+from kedrl_dask.recovery import Recovered
+
+__all__ = ["recovered_marginals"]
+
+
+def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.ArrayLike | None = None) -> Figure:
+    """Density, or masses, and distribution function of each coordinate of a recovered law.
+
+    The second specification is drawn beside it, and the truth if its returns are given.
+
+    Parameters
+    ----------
+    recovered : Recovered
+    point : int
+        Which of its inputs.
+    returns : (k, d) array, optional
+        Returns drawn from the true law at this input.
+    """
+    dim, other = recovered.atoms.shape[1], recovered.sensitivity
+    true = None if returns is None else np.asarray(returns, dtype=np.float64)
+    if true is not None and (true.ndim != 2 or true.shape[1] != dim):
+        raise ValueError(f"recovered_marginals: returns have shape {true.shape}, expected (k, {dim})")
+    if not 0 <= point < len(recovered.weights):
+        raise ValueError(
+            f"recovered_marginals: point {point} is not one of 0 to {len(recovered.weights) - 1}"
+        )
+    figure = Figure(figsize=(3.2 * dim + 0.6, 5.2), layout="constrained")
+    upper, lower = figure.subplots(2, dim, squeeze=False, sharex="col")
+    for c in range(dim):
+        low, high = recovered.quantile([1e-3, 1 - 1e-3], c)[point]
+        margin = 0.1 * (high - low) + 1e-9
+        x = np.linspace(low - margin, high + margin, 400)
+        if true is not None:
+            upper[c].hist(true[:, c], bins=np.linspace(x[0], x[-1], 50), density=True, color=GREY, alpha=0.5)
+            lower[c].plot(x, np.mean(true[:, c, None] <= x, axis=0), color=GREY, linewidth=3, alpha=0.6)
+        for law, colour, style in ((other, ORANGE, "--"), (recovered, BLUE, "-")):
+            if law.bandwidth[c] > 0:
+                upper[c].plot(x, law.density(x, c)[point], style, color=colour)
+            else:
+                # Atoms may share a value, and their weights then add up.
+                value, member = np.unique(law.atoms[:, c], return_inverse=True)
+                mass = np.bincount(member, law.weights[point])
+                if c in law.supports:
+                    value, mass = law.pmf(c).support, law.pmf(c).probability[point]
+                upper[c].vlines(value, 0, mass, colors=colour, linestyles=style)
+            lower[c].plot(x, law.cdf(x, c)[point], style, color=colour)
+        lower[c].set(xlabel=f"return {c + 1}", ylim=(-0.02, 1.02))
+        for axes in (upper[c], lower[c]):
+            axes.grid(alpha=0.25)
+    upper[0].set_ylabel("density" if (recovered.bandwidth > 0).all() else "density or mass")
+    lower[0].set_ylabel("distribution function")
+    handles = [
+        Line2D([], [], color=BLUE, label="recovered"),
+        Line2D([], [], color=ORANGE, linestyle="--", label="10 × ridge, ½ bandwidth"),
+    ]
+    if true is not None:
+        handles.append(Line2D([], [], color=GREY, linewidth=4, alpha=0.6, label="truth"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    raised = [name.replace("_", " ") for name, flag in recovered.flags.items() if flag[point]]
+    figure.suptitle(
+        f"relative residual {recovered.relative_residual[point]:.3f}; flags: {', '.join(raised) or 'none'}",
+        fontsize=10,
+    )
+    return figure
