@@ -156,10 +156,9 @@ def _plain(value: Any) -> float | None:
 def render(summary: dict[str, Any], console: Console) -> None:
     """Print the results beside the paper's (tab:metric_summary_across_points)."""
     numbers = sorted({row["replicates"] for row in summary["results"]})
+    title = f"Error of the embedding (replicates: {'–'.join(map(str, numbers))})"
     errors = _table(
-        f"Error of the embedding ({'–'.join(map(str, numbers))} replicates)"
-        if numbers != [1]
-        else "Error of the embedding (1 replicate)",
+        title,
         ("bias", "RMSE", "MAE", "ratio"),
         "Mean over the points of the mean over replicates, in parentheses the standard deviation across "
         "points. Ratio: RMSE over the paper's.",
@@ -167,8 +166,8 @@ def render(summary: dict[str, Any], console: Console) -> None:
     further = _table(
         "Bellman risk at the points, and other figures",
         ("risk, no shift", "risk", "RKHS", "mass", "s"),
-        "No shift: the authors' code, and the paper's table, leave out the formula's reward shift. RKHS: norm "
-        " of the error. Mass: of the coefficients, 1 is right. s: of a fit on one thread.",
+        "No shift: the authors' code, and the paper's table, leave out the formula's reward shift. RKHS: "
+        "norm of the error. Mass: of the coefficients, 1 is right. s: of a fit on one thread.",
     )
     pair = None
     for row in summary["results"]:
@@ -198,7 +197,7 @@ def render(summary: dict[str, Any], console: Console) -> None:
 def _table(title: str, columns: Sequence[str], caption: str) -> Table:
     table = Table(
         title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD,
-        pad_edge=False,
+        pad_edge=False, padding=(0, 1),
     )  # fmt: skip
     table.add_column("", no_wrap=True)
     for name in columns:
