@@ -14,7 +14,7 @@ import numpy as np
 
 from kedrl_dask.store import FORMAT_VERSION, digest, remove
 
-__all__ = ["Cache", "Facts"]
+__all__ = ["Cache", "Facts", "fingerprint"]
 
 #: What a result depends on, by name: numbers, strings, arrays, and nestings of them.
 Facts = Mapping[str, Any]
@@ -37,7 +37,7 @@ class Cache:
 
     def path(self, kind: str, facts: Facts) -> Path:
         """Where the result is or will be."""
-        return self._path / f"{kind}-{_fingerprint(facts)}"
+        return self._path / f"{kind}-{fingerprint(facts)}"
 
     def get(self, kind: str, facts: Facts, make: Callable[[Path], None]) -> Path:
         """Path of the result; ``make`` is called with a path to fill if there is none yet."""
@@ -64,7 +64,8 @@ class Cache:
         return paths
 
 
-def _fingerprint(facts: Facts) -> str:
+def fingerprint(facts: Facts) -> str:
+    """Name of a result by everything that it depends on."""
     text = json.dumps({"format": FORMAT_VERSION, **facts}, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,32 +18,20 @@ from kedrl_dask import grid as grids
 from kedrl_dask import plots, report
 from kedrl_dask._version import __version__
 from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.datasets.points import evaluation_points
 from kedrl_dask.execute import local_cluster
 from kedrl_dask.model import KEDRL
 from kedrl_dask.progress import Reporter
-from kedrl_dask.ratio import ULSIF
 from kedrl_dask.solvers import AdamW, Result
 from kedrl_dask.store import remove
+from kedrl_dask.study import profiles
 from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["PAPER_RMSE", "PROFILES", "Outcome", "Profile", "run", "settings"]
+__all__ = ["Outcome", "run"]
 
 Array = npt.NDArray[Any]
-Profile = Literal["auto", "paper", "paper-exact"]
 
 KIND = "kedrl demo"
-PROFILES: tuple[Profile, ...] = ("auto", "paper", "paper-exact")
-
-PAPER_RMSE = {
-    "gaussian-uniform": 0.0302,
-    "gaussian-logistic": 0.0276,
-    "logistic-uniform": 0.0304,
-    "logistic-gaussian": 0.0296,
-    "uniform-gaussian": 0.0255,
-    "uniform-logistic": 0.0255,
-}
-"""Mean RMSE over ten points and 100 replicates (``tab:metric_summary_across_points``)."""
-
 #: What a demo leaves behind, in the order in which it is removed; the last to appear is the summary.
 WRITTEN = ("summary.json", "data", "model", "plots")
 #: Where it is made before it is complete.
@@ -77,46 +65,11 @@ class Outcome(NamedTuple):
         return result.ok or (isinstance(solver, AdamW) and result is Result.BUDGET)
 
 
-def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) -> dict[str, Any]:
-    """Parameters of :class:`KEDRL` for a pair of policies.
-
-    Parameters
-    ----------
-    pair : Pair
-    profile : {"auto", "paper", "paper-exact"}
-        Automatic settings; the paper's own (tab:sim_pair_params and the authors' code), with density
-        ratio and AdamW; the same with the exact minimiser.
-    seed : int
-        Seed of everything random in the fit.
-    """
-    given = pair.settings
-    common = {"discount": simulation.DISCOUNT, "return_kernel": given.kernel, "random_state": seed}
-    if profile == "auto":
-        return common
-    adamw = AdamW(
-        given.n_iterations, given.batch_size, given.learning_rate, given.weight_decay, random_state=seed
-    )
-    return common | {
-        "continuation": "ratio",
-        "input_kernel": given.kernel,
-        "n_basis": given.n_basis,
-        "n_features": given.n_features,
-        "n_landmarks": 1_000,
-        "spectral": "iid",
-        "ridge_gamma": given.ridge_gamma,
-        "ridge_b": given.ridge_b,
-        "mass_penalty": given.mass_penalty,
-        "ratio": ULSIF(given.n_features, "numerator", ridge=given.ridge_gamma, clip=5.0),
-        "n_draws": 3,  # one deterministic node would be the policy's location alone
-        "solver": adamw if profile == "paper" else "pcg",
-    }
-
-
 def run(
     output: str | Path,
     *,
     pair: str = "uniform-gaussian",
-    profile: Profile = "auto",
+    profile: profiles.Profile = "auto",
     transitions: int = 14_700,
     seed: int = 0,
     workers: int = 0,
@@ -135,9 +88,9 @@ def run(
         A new or empty directory.
     pair : str
         A key of :data:`kedrl_dask.datasets.simulation.PAIRS`. The error is taken at the ten points of
-        tab:test_target_points_UG, whatever the pair.
+        :func:`kedrl_dask.datasets.points.evaluation_points`.
     profile : {"auto", "paper", "paper-exact"}
-        See :func:`settings`.
+        See :func:`kedrl_dask.study.profiles.settings`.
     transitions : int
         Number of transitions to simulate.
     seed : int
@@ -153,17 +106,17 @@ def run(
     """
     start = time.perf_counter()
     policies = simulation.PAIRS[pair]
-    model = KEDRL(**(settings(policies, profile, seed) | parameters))
+    model = KEDRL(**(profiles.settings(policies, profile, seed) | parameters))
     reporter = Reporter()
     with _complete_or_absent(Path(output), overwrite) as path:
         with reporter.stage("simulation", transitions) as advance:
             store = simulation.write(path / "data", policies, transitions, seed=seed, advance=advance)
         with local_cluster(workers) if workers else nullcontext() as executor:
-            model.fit(store, policies.target, executor=executor)
+            profiles.prepare(model, profile, store).fit(store, policies.target, executor=executor)
         with reporter.stage("comparison with the truth"):
-            evaluation = _evaluate(model, policies)
+            evaluation = _evaluate(model, pair)
         if draw:
-            _draw(model, store, policies, evaluation, path / "plots", reporter)
+            _draw(model, store, pair, evaluation, path / "plots", reporter)
         with reporter.stage("saving"):
             model.save(path / "model")
         request = {"pair": pair, "profile": profile, "seed": seed, "workers": workers}
@@ -177,18 +130,18 @@ def _summarise(model: KEDRL, evaluation: Evaluation, request: dict[str, Any], se
         "kind": KIND,
         "version": __version__,
         **request,
-        "points": "tab:test_target_points_UG",
+        "points": np.hstack(evaluation_points(request["pair"])).tolist(),
         "errors": report.errors_summary(evaluation.errors),
-        "paper_mean_rmse": PAPER_RMSE[request["pair"]],
+        "paper_mean_rmse": profiles.PAPER[request["pair"]].rmse.mean,
         "fit": report.summary(model),
         "seconds": seconds,
     }
 
 
-def _evaluate(model: KEDRL, pair: simulation.Pair) -> Evaluation:
-    """Compare with the closed form at the ten points, each on its own grid of returns."""
-    state, action = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
-    law = truth.return_law(state, action, pair.target, model.discount)
+def _evaluate(model: KEDRL, pair: str) -> Evaluation:
+    """Compare with the closed form at the pair's ten points, each on its own grid of returns."""
+    state, action = evaluation_points(pair)
+    law = truth.return_law(state, action, simulation.PAIRS[pair].target, model.discount)
     at = truth.evaluation_grid(law)
     estimate, true = model.embed(state, action, at=at), law.embed(at, model.return_kernel_)
     return Evaluation(law, at, estimate, true, truth.embedding_errors(estimate, true))
@@ -197,14 +150,15 @@ def _evaluate(model: KEDRL, pair: simulation.Pair) -> Evaluation:
 def _draw(
     model: KEDRL,
     store: TransitionStore,
-    pair: simulation.Pair,
+    pair: str,
     evaluation: Evaluation,
     path: Path,
     reporter: Reporter,
 ) -> None:
     """Draw every figure that the fit has the numbers for."""
     rng = np.random.default_rng(model.random_state)
-    state, action = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+    state, action = evaluation_points(pair)
+    target = simulation.PAIRS[pair].target
     successors = store.sample(N_INPUTS, rng).next_state
     rows = store.episode_windows(20_000, rng)
     returns = grids.discounted_returns(rows.reward, rows.episode, rows.terminated, model.discount)
@@ -212,12 +166,10 @@ def _draw(
         "convergence": lambda: plots.convergence(model),
         "embedding_curves": lambda: plots.embedding_curves(evaluation.estimate, evaluation.true),
         "embedding_surface": lambda: plots.embedding_surface(
-            model, state[0], action[0], law=truth.return_law(state[:1], action[:1], pair.target)
+            model, state[0], action[0], law=truth.return_law(state[:1], action[:1], target)
         ),
         "grid_coverage": lambda: plots.grid_coverage(model, returns),
-        "coefficient_mass": lambda: plots.coefficient_mass(
-            model, successors, pair.target.sample(successors, rng)
-        ),
+        "coefficient_mass": lambda: plots.coefficient_mass(model, successors, target.sample(successors, rng)),
     }
     if model.diagnostics_["tuning"]:
         figures["tuning"] = lambda: plots.tuning(model)

@@ -85,6 +85,16 @@ class Executor(ABC):
         """Results of ``function(item, *shared)`` in the order of ``items``, which may be handles."""
 
     @abstractmethod
+    def attempt(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """Like :meth:`map`, with the exception in place of a result that failed; none is tried again."""
+
+    @abstractmethod
     def reduce(
         self,
         function: Callable[..., Any],
@@ -170,6 +180,23 @@ class ThreadExecutor(Executor):
                 for future in futures:
                     future.cancel()
 
+    def attempt(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """Run all on the pool, whatever happens to some."""
+
+        def one(item: Any) -> Any:
+            try:
+                return function(item, *shared)
+            except Exception as error:  # handed to the caller
+                return error
+
+        return self.map(one, items, advance=advance)
+
     def reduce(
         self,
         function: Callable[..., Any],
@@ -245,6 +272,7 @@ class DistributedExecutor(Executor):
         items: Sequence[Any],
         shared: tuple[Any, ...],
         worker: str | None = None,
+        retries: int = RETRIES,
     ) -> list[Future]:
         """One message to the scheduler, whatever the number of items; others stand in for a lost worker."""
         if not items:
@@ -254,7 +282,7 @@ class DistributedExecutor(Executor):
         arguments = [[value] * n for value in (function, self._driver, *shared)]
         keys = [f"{key}-{i}" for i in range(n)]
         where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
-        return self._client.map(_call, items, *arguments, key=keys, pure=False, retries=RETRIES, **where)
+        return self._client.map(_call, items, *arguments, key=keys, pure=False, retries=retries, **where)
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
         """Futures of the results; each stays on the worker that computed it.
@@ -286,6 +314,25 @@ class DistributedExecutor(Executor):
             # forgotten must not go out before the next tasks do.
             self._latest = futures
             return self._gather(futures, advance)
+
+    def attempt(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """One task per item; a task whose workers were lost one after the other has failed as well."""
+        with self._blas.limit(limits=1):
+            futures = self._submit(function, items, shared, retries=0)
+            try:
+                for _ in as_completed(futures, loop=self._client.loop):
+                    if advance is not None:
+                        advance()
+                return [_outcome(future) for future in futures]
+            except BaseException:
+                self._client.cancel(futures)
+                raise
 
     def reduce(
         self,
@@ -343,6 +390,14 @@ def parse_memory(value: int | str) -> int:
     if n_bytes <= 0:
         raise ValueError(f"memory must be a number of bytes or words such as '2 GiB', got {value!r}")
     return n_bytes
+
+
+def _outcome(future: Future) -> Any:
+    """Result of a future that is done, or the exception that it ended with."""
+    if future.status == "finished":
+        return future.result()
+    error = future.exception()
+    return error.with_traceback(future.traceback())
 
 
 def _join(pieces: Sequence[bytes]) -> Any:

@@ -15,6 +15,7 @@ import pytest
 from kedrl_dask import KEDRL, ULSIF, TransitionStore, __version__, cli, demo
 from kedrl_dask.datasets import simulation
 from kedrl_dask.solvers import PCG, AdamW
+from kedrl_dask.study import profiles
 
 SIZES = {"transitions": 490, "n_atoms": 20, "n_basis": 25, "n_landmarks": 30, "n_features": 32}
 UNIFORM_GAUSSIAN = simulation.PAIRS["uniform-gaussian"]
@@ -159,7 +160,7 @@ def test_run__paper_profile(tmp_path):
 @pytest.mark.parametrize("name", simulation.PAIRS)
 def test_settings__paper_profiles_take_the_pair_s_table(name):
     pair = simulation.PAIRS[name]
-    paper, exact = (demo.settings(pair, profile, seed=3) for profile in ("paper", "paper-exact"))
+    paper, exact = (profiles.settings(pair, profile, seed=3) for profile in ("paper", "paper-exact"))
     assert paper["solver"].n_iterations == pair.settings.n_iterations
     assert paper["solver"].batch_size == pair.settings.batch_size
     assert paper["solver"].learning_rate == pair.settings.learning_rate
@@ -175,7 +176,7 @@ def test_demo__tables(small, tmp_path, capsys):
     out, err = capsys.readouterr()
     for part in ("certificate", "inside its hull", "negative mass", "not probabilities", "0.0302", "in all"):
         assert part in out
-    assert "points are the paper's for Uniform→Gaussian" in out
+    assert "points for Uniform→Gaussian alone" in out
     assert "solver: done in" in err
     assert not logging.getLogger("kedrl_dask").handlers
     assert small[0]["workers"] == 0
@@ -189,8 +190,10 @@ def test_demo__json_alone_on_stdout(small, tmp_path, capsys):
 
 
 def test_demo__not_converged(small, tmp_path, capsys, monkeypatch):
-    settings = demo.settings
-    monkeypatch.setattr(demo, "settings", lambda *given: settings(*given) | {"solver": PCG(max_iterations=2)})
+    settings = profiles.settings
+    monkeypatch.setattr(
+        profiles, "settings", lambda *given: settings(*given) | {"solver": PCG(max_iterations=2)}
+    )
     assert cli.main(["demo", "--output", str(tmp_path / "out")]) == 3
     assert "kedrl: the fit did not converge: the iteration budget" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["fit"]["converged"] is False

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from kedrl_dask._version import __version__
-from kedrl_dask.cli import demo, plan, simulate
+from kedrl_dask.cli import demo, plan, simulate, study
 from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, log_lines
 
 __all__ = ["main"]
 
 #: Each has ``add``, which adds the verb with its options and the function that runs it.
-VERBS = (demo, simulate, plan)
+VERBS = (demo, simulate, plan, study)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,8 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with log_lines():
             return options.run(options)
     except KeyboardInterrupt:
-        untouched = f"; nothing was written to {options.output}" if "output" in options else ""
-        print(f"kedrl: interrupted{untouched}", file=sys.stderr)
+        left = getattr(options, "interrupted", "")
+        if not left and "output" in options:
+            left = f"nothing was written to {options.output}"
+        print("; ".join(["kedrl: interrupted", *filter(None, [left])]), file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError) as error:
         print(f"kedrl: error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -37,7 +37,7 @@ exit codes:
   0    success
   1    unexpected error, with its traceback
   2    bad input or usage
-  3    the fit did not converge; its results are written all the same
+  3    the fit did not converge, or cells of a study failed; the results are written all the same
   130  interrupted; nothing is left half written
 """
 

@@ -22,6 +22,7 @@ from kedrl_dask.cli.common import (
     positive,
     print_out,
 )
+from kedrl_dask.study.profiles import PAPER, PROFILES
 
 __all__ = ["add"]
 
@@ -30,10 +31,12 @@ profiles:
   auto         successor actions drawn from the target policy, settings by cross-validation, exact minimiser
   paper        the paper's settings of the pair: density ratio by uLSIF, AdamW for its whole budget (which
                is then success, exit code 0). Target actions are three quadrature nodes, not random draws,
-               because one node would be the policy's location alone
+               because one node would be the policy's location alone; the return grid is made of one-step
+               rewards, as in the authors' code
   paper-exact  as paper, with the exact minimiser in place of AdamW
 
-The error is taken at the ten points of the paper's table for Uniform→Gaussian, whatever the pair.
+The error is taken at ten points: for Uniform→Gaussian those that the paper prints, for another pair the first
+four of them and six draws of its target policy where the logged inputs are.
 
 """
 
@@ -46,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--overwrite": {"action": "store_true", "help": "replace an earlier demo in DIR, and nothing else"},
     "--profile": {
-        "choices": demo.PROFILES,
+        "choices": PROFILES,
         "default": "auto",
         "help": "settings of the fit (default: %(default)s)",
     },
@@ -112,10 +115,10 @@ def _text(outcome: demo.Outcome, options: argparse.Namespace) -> str:
     """The tables, and where everything is."""
     console = Console()
     with console.capture() as captured:
-        report.render(outcome.model, outcome.errors, console, paper_rmse=demo.PAPER_RMSE[options.pair])
+        report.render(outcome.model, outcome.errors, console, paper_rmse=PAPER[options.pair].rmse.mean)
         if options.pair != "uniform-gaussian":
             console.print(
-                "The points are the paper's for Uniform→Gaussian; its figure for this pair is at others."
+                "The paper prints points for Uniform→Gaussian alone; its figure for this pair is at others."
             )
         names = ", ".join(sorted(entry.name for entry in options.output.iterdir()))
         console.print(f"\n{outcome.summary['seconds']:.0f} s in all. Written to {options.output}: {names}")

@@ -42,6 +42,8 @@ _NEGLIGIBLE = 1e-8
 _SMALL_ARGUMENT = 1e-3
 # Rows of the evaluation grid whose cosines are held at once.
 _BLOCK_ROWS = 256
+# Frequencies whose waves at all atoms are held at once.
+_BLOCK_FREQUENCIES = 2_048
 # Simulated returns whose kernel values are held at once.
 _BLOCK_RETURNS = 2_048
 
@@ -130,6 +132,45 @@ class ReturnLaw:
                 rows = slice(start, start + _BLOCK_ROWS)
                 values[point, rows] = np.cos((grid[rows] - self.mean[point]) @ nodes.T) @ weights
         return values
+
+    def squared_norm(self, kernel: Matern, n_frequencies: int = 2**14) -> float:
+        """‖μ(x)‖² = E k(Z, Z') of independent returns Z and Z', the same at every point.
+
+        Z − Z' has the characteristic function |φ|² = φ₀², hence E k(Z, Z') = σ² E_w φ₀(w)².
+        """
+        nodes = spectral_frequencies(kernel, self.mean.shape[1], n_frequencies)
+        return float(kernel.sigma**2 * np.mean(self.centred_characteristic_function(nodes) ** 2))
+
+    def rkhs_error(self, weights: Array, atoms: Array, kernel: Matern, n_frequencies: int = 2**14) -> Array:
+        """‖μ̂(x) − μ(x)‖ in the kernel's RKHS, the maximum mean discrepancy, for μ̂ = Σ_i ω_i k(z_i, ·); (n,).
+
+        Its square is ωᵀK_Zω − 2ωᵀμ(z) + E k(Z, Z') = σ² E_w |Σ_i ω_i exp(iw·z_i) − φ(w)|²: in this form,
+        with one set of frequencies for all three terms, nothing cancels.
+
+        Parameters
+        ----------
+        weights : (n, m) array
+            Coefficients ω at each point, of either sign.
+        atoms : (m, d) array
+            z_i.
+        kernel : Matern
+        n_frequencies : int
+            Number of quadrature nodes, a power of two for balance.
+        """
+        n, d = self.mean.shape
+        weights, atoms = np.asarray(weights, dtype=np.float64), np.asarray(atoms, dtype=np.float64)
+        if weights.shape != (n, len(atoms)) or atoms.shape[1:] != (d,):
+            raise ValueError(
+                f"rkhs_error: weights and atoms have shapes {weights.shape} and {atoms.shape}, "
+                f"expected ({n}, m) and (m, {d})"
+            )
+        nodes = spectral_frequencies(kernel, d, n_frequencies)
+        square = np.zeros(n)
+        for start in range(0, len(nodes), _BLOCK_FREQUENCIES):
+            block = nodes[start : start + _BLOCK_FREQUENCIES]
+            estimate = weights @ np.exp(1j * atoms @ block.T)
+            square += (np.abs(estimate - self.characteristic_function(block)) ** 2).sum(axis=1)
+        return kernel.sigma * np.sqrt(square / len(nodes))
 
 
 def return_law(

@@ -1,0 +1,172 @@
+"""``kedrl study``: the paper's studies, resumable, one process for each core."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kedrl_dask.cli.common import (
+    EXIT_CODES,
+    JSON,
+    NOT_CONVERGED,
+    SUCCESS,
+    Verbs,
+    add_verb,
+    as_json,
+    count,
+    positive,
+    print_out,
+)
+from kedrl_dask.datasets.simulation import PAIRS
+from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.study import simulation
+from kedrl_dask.study.profiles import PROFILES
+
+__all__ = ["add"]
+
+#: Options that every study has.
+SHARED: dict[str, dict[str, Any]] = {
+    "--output": {
+        "type": Path,
+        "required": True,
+        "metavar": "DIR",
+        "help": "new or empty directory, or that of an earlier run: finished cells are kept",
+    },
+    "--replicates": {
+        "type": positive,
+        "default": 10,
+        "metavar": "R",
+        "help": "independent datasets (default: %(default)s; the paper has 100)",
+    },
+    "--transitions": {
+        "type": positive,
+        "default": 14_700,
+        "metavar": "N",
+        "help": "transitions of each dataset (default: %(default)s)",
+    },
+    "--workers": {
+        "type": count,
+        "default": None,
+        "metavar": "N",
+        "help": "worker processes, one cell each at a time; 0 uses threads of this process (default: the "
+        "number of cores)",
+    },
+    "--json": JSON,
+    "--no-plots": {"dest": "draw", "action": "store_false", "help": "draw no figures"},
+}
+
+SIMULATION: dict[str, dict[str, Any]] = {
+    "--pairs": {
+        "nargs": "+",
+        "choices": tuple(PAIRS),
+        "default": tuple(PAIRS),
+        "metavar": "PAIR",
+        "help": "behaviour and target policies: %(choices)s (default: all)",
+    },
+    "--profiles": {
+        "nargs": "+",
+        "choices": PROFILES,
+        "default": PROFILES,
+        "metavar": "PROFILE",
+        "help": "settings of the fits, as in kedrl demo: %(choices)s (default: all)",
+    },
+    "--monte-carlo": {
+        "type": count,
+        "default": 50,
+        "metavar": "B",
+        "help": "Monte Carlo references of the repeated diagnostic, on replicate 0; 0 leaves it out "
+        "(default: %(default)s)",
+    },
+}
+
+NOTE = """\
+A cell is one fit on one simulated dataset. Each is written when it is finished: the same command goes on
+where an earlier one stopped, and with more replicates, pairs or profiles computes only what is missing.
+
+"""
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb with its kinds of study."""
+    parser = add_verb(
+        verbs,
+        "study",
+        lambda _: _without_kind(parser),
+        summary="many fits compared with the truth: the paper's simulation study",
+        description="Run one of the paper's studies.",
+        note=NOTE,
+    )
+    kinds = parser.add_subparsers(dest="study", metavar="study")
+    _add_kind(
+        kinds,
+        "simulation",
+        _simulation,
+        "six pairs of policies at ten points each, beside the paper's table",
+        SIMULATION,
+    )
+
+
+def _without_kind(parser: argparse.ArgumentParser) -> int:
+    parser.error("name a study: simulation")
+
+
+def _add_kind(
+    kinds: Verbs, name: str, run: Any, summary: str, options: dict[str, dict[str, Any]]
+) -> argparse.ArgumentParser:
+    parser = kinds.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=NOTE + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run, interrupted="finished cells are kept; the same command goes on from them")
+    for option, settings in (SHARED | options).items():
+        parser.add_argument(option, **settings)
+    return parser
+
+
+def _workers(options: argparse.Namespace) -> int:
+    return ThreadExecutor().n_threads if options.workers is None else options.workers
+
+
+def _simulation(options: argparse.Namespace) -> int:
+    outcome = simulation.run(
+        options.output,
+        pairs=_unique(options.pairs),
+        profiles=_unique(options.profiles),
+        replicates=options.replicates,
+        transitions=options.transitions,
+        workers=_workers(options),
+        monte_carlo=options.monte_carlo,
+        draw=options.draw,
+    )
+    return _finish(outcome.summary, options, simulation.render)
+
+
+def _unique(names: Sequence[str]) -> Any:
+    return tuple(dict.fromkeys(names))
+
+
+def _finish(summary: dict[str, Any], options: argparse.Namespace, render: Any) -> int:
+    """Print the summary, and the cells that failed."""
+    if options.json:
+        print_out(as_json(summary))
+    else:
+        console = Console()
+        with console.capture() as captured:
+            render(summary, console)
+            names = ", ".join(sorted(e.name for e in options.output.iterdir() if not e.name.startswith(".")))
+            console.print(
+                f"\n{summary['cells']:,} cells, {summary['computed']:,} of them computed now. "
+                f"Written to {options.output}: {names}"
+            )
+        print_out("\n" + captured.get().rstrip())
+    for name, error in summary["failed"].items():
+        print(f"kedrl: cell {name} failed: {error}", file=sys.stderr)
+    return NOT_CONVERGED if summary["failed"] else SUCCESS
