@@ -93,7 +93,7 @@ def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) ->
 
 def prepare(model: KEDRL, profile: Profile, store: TransitionStore) -> KEDRL:
     """Give a model what its profile takes from the data: the paper's return grid, unless it has one."""
-    if profile == "auto" or model.grid is not None:
+    if profile == "auto" or model.grid is not None or isinstance(model.n_atoms, str):
         return model
     kernel = model.get_params(deep=False)["return_kernel"]
     return model.set_params(grid=reward_grid(store, model.n_atoms, kernel, model.random_state))
