@@ -159,7 +159,8 @@ def test_fit__automatic_settings_find_the_law(tmp_path):
     )
     assert rmse < 0.02
     assert rmse < without_inputs / 3
-    assert model.diagnostics_["response_residual"] < 1e-2
+    seen = np.mean(np.sum(model.response_features_(responses) ** 2, axis=1)) / kernel.sigma**2
+    assert model.diagnostics_["response_residual"] == pytest.approx(1 - seen, rel=1e-8)
     assert set(model.diagnostics_["tuning"]) == {"input_kernel", "ridge"}
     np.testing.assert_allclose(model.mass(state, action), 1, atol=0.1)
 
