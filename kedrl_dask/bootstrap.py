@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import solve_triangular
-from scipy.special import ndtri
+from scipy.special import stdtrit
 
 from kedrl_dask.cache import Cache
 from kedrl_dask.choices import make_choices
@@ -93,14 +93,15 @@ class Draws:
         ----------
         level : float
         method : {"normal", "basic", "percentile"}
-            The estimate and its standard error, as if normal; twice the estimate less quantiles of the
-            replicates; or these quantiles. The last two need hundreds of replicates.
+            The estimate and its standard error, with Student's quantiles for the number of replicates; twice
+            the estimate less quantiles of the replicates; or these quantiles. The last two need hundreds of
+            replicates.
         """
         if not 0 < level < 1:
             raise ValueError(f"interval: level must lie strictly between 0 and 1, got {level!r}")
         tail = (1 - level) / 2
         if method == "normal":
-            reach = -ndtri(tail) * self.standard_error
+            reach = -stdtrit(len(self.values) - 1, tail) * self.standard_error
             return Interval(self.estimate - reach, self.estimate + reach)
         low, high = np.quantile(self.values, [tail, 1 - tail], axis=0)
         if method == "percentile":

@@ -14,6 +14,7 @@ from kedrl_dask.cli.common import (
     EXIT_CODES,
     JSON,
     NOT_CONVERGED,
+    PAIR,
     SUCCESS,
     Verbs,
     add_verb,
@@ -24,7 +25,7 @@ from kedrl_dask.cli.common import (
 )
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.study import simulation
+from kedrl_dask.study import coverage, simulation
 from kedrl_dask.study.profiles import PROFILES
 
 __all__ = ["add"]
@@ -57,10 +58,10 @@ SHARED: dict[str, dict[str, Any]] = {
         "number of cores)",
     },
     "--json": JSON,
-    "--no-plots": {"dest": "draw", "action": "store_false", "help": "draw no figures"},
 }
 
 SIMULATION: dict[str, dict[str, Any]] = {
+    "--no-plots": {"dest": "draw", "action": "store_false", "help": "draw no figures"},
     "--pairs": {
         "nargs": "+",
         "choices": tuple(PAIRS),
@@ -81,6 +82,24 @@ SIMULATION: dict[str, dict[str, Any]] = {
         "metavar": "B",
         "help": "Monte Carlo references of the repeated diagnostic, on replicate 0; 0 leaves it out "
         "(default: %(default)s)",
+    },
+}
+
+COVERAGE: dict[str, dict[str, Any]] = {
+    "--pair": PAIR,
+    "--replicates": SHARED["--replicates"] | {"default": 200, "help": "independent datasets (default: 200)"},
+    "--transitions": SHARED["--transitions"] | {"default": 4_000},
+    "--bootstrap": {
+        "type": positive,
+        "default": 30,
+        "metavar": "B",
+        "help": "bootstrap replicates of each fit (default: %(default)s)",
+    },
+    "--level": {
+        "type": float,
+        "default": 0.9,
+        "metavar": "P",
+        "help": "probability with which intervals are to cover (default: %(default)s)",
     },
 }
 
@@ -109,10 +128,17 @@ def add(verbs: Verbs) -> None:
         "six pairs of policies at ten points each, beside the paper's table",
         SIMULATION,
     )
+    _add_kind(
+        kinds,
+        "coverage",
+        _coverage,
+        "how often the bootstrap's intervals hold the truth, on many small datasets",
+        COVERAGE,
+    )
 
 
 def _without_kind(parser: argparse.ArgumentParser) -> int:
-    parser.error("name a study: simulation")
+    parser.error("name a study: simulation, coverage")
 
 
 def _add_kind(
@@ -147,6 +173,19 @@ def _simulation(options: argparse.Namespace) -> int:
         draw=options.draw,
     )
     return _finish(outcome.summary, options, simulation.render)
+
+
+def _coverage(options: argparse.Namespace) -> int:
+    outcome = coverage.run(
+        options.output,
+        pair=options.pair,
+        replicates=options.replicates,
+        transitions=options.transitions,
+        bootstrap=options.bootstrap,
+        level=options.level,
+        workers=_workers(options),
+    )
+    return _finish(outcome.summary, options, coverage.render)
 
 
 def _unique(names: Sequence[str]) -> Any:
