@@ -322,7 +322,7 @@ class ArrayStore:
 
         From then on a store opens with one read. A later :meth:`update_attributes` undoes it.
         """
-        # Filters belong to the process: of two threads in here the first to leave would restore them for both.
+        # Filters are the process's: of two threads in here the first to leave would restore them for both.
         with _filters_changed, warnings.catch_warnings():
             # Readers that do not know this extension of Zarr v3 ignore it and read the arrays' own files.
             warnings.filterwarnings("ignore", message="Consolidated metadata", category=UserWarning)
