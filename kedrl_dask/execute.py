@@ -23,7 +23,7 @@ from uuid import uuid4
 import psutil
 from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
-from distributed import Client, Future, LocalCluster, as_completed
+from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.system import MEMORY_LIMIT
 from threadpoolctl import ThreadpoolController
 
@@ -322,12 +322,28 @@ class DistributedExecutor(Executor):
         *shared: Any,
         advance: Advance | None = None,
     ) -> list[Any]:
-        """One task per item; a task whose workers were lost one after the other has failed as well."""
+        """One task per item; a task whose workers died one after the other has failed as well.
+
+        Dask blames all tasks that a dead worker had been given. Each of them is tried once more, by itself.
+        """
+        outcomes = self._outcomes(function, items, shared, advance)
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, KilledWorker):
+                (outcomes[i],) = self._outcomes(function, [items[i]], shared, None)
+        return outcomes
+
+    def _outcomes(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        shared: tuple[Any, ...],
+        advance: Advance | None,
+    ) -> list[Any]:
         with self._blas.limit(limits=1):
             futures = self._submit(function, items, shared, retries=0)
             try:
-                for _ in as_completed(futures, loop=self._client.loop):
-                    if advance is not None:
+                if advance is not None:
+                    for _ in as_completed(futures, loop=self._client.loop):
                         advance()
                 return [_outcome(future) for future in futures]
             except BaseException:
@@ -393,11 +409,12 @@ def parse_memory(value: int | str) -> int:
 
 
 def _outcome(future: Future) -> Any:
-    """Result of a future that is done, or the exception that it ended with."""
-    if future.status == "finished":
-        return future.result()
+    """Result of a future, or the exception that it ended with.
+
+    It is waited for: one that was done goes on again if the worker that held its result died.
+    """
     error = future.exception()
-    return error.with_traceback(future.traceback())
+    return future.result() if error is None else error.with_traceback(future.traceback())
 
 
 def _join(pieces: Sequence[bytes]) -> Any:

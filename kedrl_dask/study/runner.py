@@ -170,7 +170,9 @@ def _record_path(output: Path, cell: Cell) -> Path:
 
 
 def _compute_and_file(cell: Cell, compute: Compute, output: Path, scratch: Path) -> None:
-    """On a worker: compute one cell and file its record."""
+    """On a worker: compute one cell and file its record, unless a worker that died since had done so."""
+    if _record_path(output, cell).exists():
+        return
     start = time.perf_counter()
     work = Path(mkdtemp(dir=scratch))
     try:

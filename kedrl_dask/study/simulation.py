@@ -197,7 +197,7 @@ def render(summary: dict[str, Any], console: Console) -> None:
 def _table(title: str, columns: Sequence[str], caption: str) -> Table:
     table = Table(
         title=title, title_justify="left", caption=caption, caption_justify="left", box=SIMPLE_HEAD,
-        pad_edge=False, padding=(0, 1),
+        pad_edge=False, show_edge=False, padding=(0, 1),
     )  # fmt: skip
     table.add_column("", no_wrap=True)
     for name in columns:
