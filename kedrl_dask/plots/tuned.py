@@ -91,6 +91,7 @@ def _trials(axes: Axes, trials: list[dict[str, Any]]) -> None:
     names = [f"x{trial['coordinate'] + 1} to {trial['length_scale']:g}" for trial in trials]
     axes.set_yticks(position, names, fontsize=9 if len(trials) <= 20 else 6)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.locator_params(axis="x", nbins=4)
     axes.set(
         title="Lengths of single coordinates",
         xlabel="fall of the cross-validated error",
@@ -98,7 +99,7 @@ def _trials(axes: Axes, trials: list[dict[str, Any]]) -> None:
     )
     handles = [Line2D([], [], color=colour, linewidth=6) for colour in (ORANGE, GREY)]
     handles.append(Line2D([], [], color=BLUE, linestyle="--"))
-    axes.legend(handles, ["accepted", "rejected", "worth while"], loc="lower left", fontsize=8)
+    axes.legend(handles, ["accepted", "rejected", "worth while"], loc="lower right", fontsize=8)
 
 
 def _ridge(axes: Axes, chosen: float, ridges: list[float], errors: list[float]) -> None:
@@ -123,6 +124,8 @@ def _growth(
     axes.loglog(sizes, np.maximum(estimates, 1e-12), "o-", color=BLUE, markersize=4)
     axes.axhline(tolerance, color=GREY, linestyle=":", label=f"tolerance {tolerance:.1e}")
     axes.axvline(size, color=ORANGE, linestyle="--", label=f"chosen: {size:,} ({reason})")
+    axes.set_xticks(sizes[::2], [f"{tick:,}" for tick in sizes[::2]])
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8)
     axes.set(title=GROWN[name], xlabel=name, ylabel="mean square of the error")
     axes.grid(alpha=0.25)
