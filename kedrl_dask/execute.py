@@ -84,7 +84,6 @@ class Executor(ABC):
     ) -> list[Any]:
         """Results of ``function(item, *shared)`` in the order of ``items``, which may be handles."""
 
-    @abstractmethod
     def attempt(
         self,
         function: Callable[..., Any],
@@ -93,6 +92,14 @@ class Executor(ABC):
         advance: Advance | None = None,
     ) -> list[Any]:
         """Like :meth:`map`, with the exception in place of a result that failed; none is tried again."""
+
+        def one(item: Any) -> Any:
+            try:
+                return function(item, *shared)
+            except Exception as error:  # handed to the caller
+                return error
+
+        return self.map(one, items, advance=advance)
 
     @abstractmethod
     def reduce(
@@ -179,23 +186,6 @@ class ThreadExecutor(Executor):
             finally:
                 for future in futures:
                     future.cancel()
-
-    def attempt(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        *shared: Any,
-        advance: Advance | None = None,
-    ) -> list[Any]:
-        """Run all on the pool, whatever happens to some."""
-
-        def one(item: Any) -> Any:
-            try:
-                return function(item, *shared)
-            except Exception as error:  # handed to the caller
-                return error
-
-        return self.map(one, items, advance=advance)
 
     def reduce(
         self,
@@ -332,13 +322,7 @@ class DistributedExecutor(Executor):
                 (outcomes[i],) = self._outcomes(function, [items[i]], shared, None)
         return outcomes
 
-    def _outcomes(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        shared: tuple[Any, ...],
-        advance: Advance | None,
-    ) -> list[Any]:
+    def _outcomes(self, function: Any, items: Any, shared: Any, advance: Advance | None) -> list[Any]:
         with self._blas.limit(limits=1):
             futures = self._submit(function, items, shared, retries=0)
             try:
