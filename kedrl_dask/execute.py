@@ -312,9 +312,9 @@ class DistributedExecutor(Executor):
         *shared: Any,
         advance: Advance | None = None,
     ) -> list[Any]:
-        """One task per item; a task whose workers died one after the other has failed as well.
+        """One task per item; those whose workers died are tried once more, each by itself.
 
-        Dask blames all tasks that a dead worker had been given. Each of them is tried once more, by itself.
+        Dask blames all tasks that a dead worker had been given.
         """
         outcomes = self._outcomes(function, items, shared, advance)
         for i, outcome in enumerate(outcomes):
@@ -393,11 +393,8 @@ def parse_memory(value: int | str) -> int:
 
 
 def _outcome(future: Future) -> Any:
-    """Result of a future, or the exception that it ended with.
-
-    It is waited for: one that was done goes on again if the worker that held its result died.
-    """
-    error = future.exception()
+    """Result of a future, or the exception that it ended with."""
+    error = future.exception()  # waits: a future that was done goes on again if the holder of its result died
     return future.result() if error is None else error.with_traceback(future.traceback())
 
 
