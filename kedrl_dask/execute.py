@@ -84,7 +84,6 @@ class Executor(ABC):
     ) -> list[Any]:
         """Results of ``function(item, *shared)`` in the order of ``items``, which may be handles."""
 
-    @abstractmethod
     def attempt(
         self,
         function: Callable[..., Any],
@@ -93,6 +92,14 @@ class Executor(ABC):
         advance: Advance | None = None,
     ) -> list[Any]:
         """Like :meth:`map`, with the exception in place of a result that failed; none is tried again."""
+
+        def one(item: Any) -> Any:
+            try:
+                return function(item, *shared)
+            except Exception as error:  # handed to the caller
+                return error
+
+        return self.map(one, items, advance=advance)
 
     @abstractmethod
     def reduce(
@@ -179,23 +186,6 @@ class ThreadExecutor(Executor):
             finally:
                 for future in futures:
                     future.cancel()
-
-    def attempt(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        *shared: Any,
-        advance: Advance | None = None,
-    ) -> list[Any]:
-        """Run all on the pool, whatever happens to some."""
-
-        def one(item: Any) -> Any:
-            try:
-                return function(item, *shared)
-            except Exception as error:  # handed to the caller
-                return error
-
-        return self.map(one, items, advance=advance)
 
     def reduce(
         self,
@@ -322,9 +312,9 @@ class DistributedExecutor(Executor):
         *shared: Any,
         advance: Advance | None = None,
     ) -> list[Any]:
-        """One task per item; a task whose workers died one after the other has failed as well.
+        """One task per item; those whose workers died are tried once more, each by itself.
 
-        Dask blames all tasks that a dead worker had been given. Each of them is tried once more, by itself.
+        Dask blames all tasks that a dead worker had been given.
         """
         outcomes = self._outcomes(function, items, shared, advance)
         for i, outcome in enumerate(outcomes):
@@ -332,13 +322,7 @@ class DistributedExecutor(Executor):
                 (outcomes[i],) = self._outcomes(function, [items[i]], shared, None)
         return outcomes
 
-    def _outcomes(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        shared: tuple[Any, ...],
-        advance: Advance | None,
-    ) -> list[Any]:
+    def _outcomes(self, function: Any, items: Any, shared: Any, advance: Advance | None) -> list[Any]:
         with self._blas.limit(limits=1):
             futures = self._submit(function, items, shared, retries=0)
             try:
@@ -409,11 +393,8 @@ def parse_memory(value: int | str) -> int:
 
 
 def _outcome(future: Future) -> Any:
-    """Result of a future, or the exception that it ended with.
-
-    It is waited for: one that was done goes on again if the worker that held its result died.
-    """
-    error = future.exception()
+    """Result of a future, or the exception that it ended with."""
+    error = future.exception()  # waits: a future that was done goes on again if the holder of its result died
     return future.result() if error is None else error.with_traceback(future.traceback())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -32,9 +31,6 @@ FORMAT_VERSION = 1
 # Chunks in flight per read or write. Many worker threads read at once, so parallelism comes from them;
 # zarr's own default would multiply with it.
 zarr.config.set({"async.concurrency": 4})
-
-
-_filters_changed = threading.Lock()
 
 
 class StoreError(ValueError):
@@ -322,8 +318,7 @@ class ArrayStore:
 
         From then on a store opens with one read. A later :meth:`update_attributes` undoes it.
         """
-        # Filters are the process's: of two threads in here the first to leave would restore them for both.
-        with _filters_changed, warnings.catch_warnings():
+        with warnings.catch_warnings():
             # Readers that do not know this extension of Zarr v3 ignore it and read the arrays' own files.
             warnings.filterwarnings("ignore", message="Consolidated metadata", category=UserWarning)
             zarr.consolidate_metadata(self._group.store)

@@ -29,6 +29,16 @@ FAST = SIZES | {"input_kernel": PAIR.settings.kernel}
 SMALL = {"pairs": ("uniform-gaussian",), "profiles": ("auto",), "transitions": 490} | FAST
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Cells one after the other: with several threads, Python's warning filters, which belong to the process,
+    are restored by one thread for another, and a warning that the package ignores becomes an error.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "default_executor", lambda: ThreadExecutor(1))
+        yield
+
+
 # The runner.
 
 
@@ -92,9 +102,8 @@ def test_run_cells__a_failed_cell_does_not_lose_the_others(tmp_path):
     assert list(again.failed) == [cells[1].name]
 
 
-def test_run_cells__interrupted_keeps_what_was_done(tmp_path, monkeypatch):
+def test_run_cells__interrupted_keeps_what_was_done(tmp_path):
     output = tmp_path / "study"
-    monkeypatch.setattr(runner, "default_executor", lambda: ThreadExecutor(1))
     with pytest.raises(KeyboardInterrupt):
         runner.run_cells(output, "squares", interrupted, numbered([1, 2, 3]))
     done = [path.name for path in (output / "cells").iterdir()]

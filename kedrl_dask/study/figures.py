@@ -47,7 +47,7 @@ def errors(points: pd.DataFrame) -> Figure:
         axes.axhline(paper.mean, color="black", linestyle="--", linewidth=1, label="the paper's mean")
         axes.axhspan(
             paper.mean - paper.deviation, paper.mean + paper.deviation, color=GREY, alpha=0.2, linewidth=0,
-            label="± its standard deviation across points",
+            label="± its deviation across points",
         )  # fmt: skip
         axes.set_title(_arrow(pair), fontsize=10)
         axes.set_ylim(bottom=0)
@@ -55,7 +55,11 @@ def errors(points: pd.DataFrame) -> Figure:
         axes.set_axis_off()
     figure.supylabel("RMSE of the embedding, by point", fontsize=10)
     figure.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False, fontsize=9
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=min(2, columns),
+        frameon=False,
+        fontsize=9,
     )
     return figure
 
@@ -117,7 +121,7 @@ def _coloured_boxes(axes: Axes, values: Sequence[Any], positions: Any, width: fl
     axes.boxplot(
         values, positions=positions, widths=width, patch_artist=True, manage_ticks=False,
         boxprops={"facecolor": colour, "alpha": 0.45, "linewidth": 0.8},
-        medianprops={"color": "black", "linewidth": 1.2},
+        medianprops={"color": colour, "linewidth": 1.8},
         whiskerprops={"linewidth": 0.8}, capprops={"linewidth": 0.8},
         flierprops={"marker": ".", "markersize": 3, "markeredgecolor": colour},
     )  # fmt: skip
