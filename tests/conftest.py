@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kedrl_dask import Matern, TransitionStore, policies
+from kedrl_dask.execute import ThreadExecutor
 
 # Tests are small: BLAS threads would only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -62,3 +63,13 @@ def terminal_store(tmp_path):
 def kernels():
     """An input kernel and a return kernel, for small data."""
     return Matern(2.5, 1.5, 1.1), Matern(5.5, (1.2, 0.9), 0.85)
+
+
+@pytest.fixture(scope="module")
+def cells_one_by_one():
+    """Cells one after the other: with several threads, Python's warning filters, which belong to the process,
+    are restored by one thread for another, and a warning that the package ignores becomes an error.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kedrl_dask.study.runner.default_executor", lambda: ThreadExecutor(1))
+        yield

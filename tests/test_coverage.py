@@ -11,6 +11,8 @@ from kedrl_dask.datasets.marginals import CentredMarginal
 from kedrl_dask.datasets.points import evaluation_points
 from kedrl_dask.study import coverage
 
+pytestmark = pytest.mark.usefixtures("cells_one_by_one")
+
 SMALL = {"n_atoms": 20, "n_basis": 15, "n_landmarks": 25, "n_features": 16, "n_conditioning": 100}
 
 

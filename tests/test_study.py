@@ -17,7 +17,7 @@ import xarray as xr
 
 from kedrl_dask import KEDRL, cli
 from kedrl_dask.datasets import points, simulation, truth
-from kedrl_dask.execute import ThreadExecutor, local_cluster
+from kedrl_dask.execute import local_cluster
 from kedrl_dask.kernels import Matern
 from kedrl_dask.spectral import frequencies
 from kedrl_dask.study import comparison, figures, profiles, runner, tables
@@ -29,14 +29,7 @@ FAST = SIZES | {"input_kernel": PAIR.settings.kernel}
 SMALL = {"pairs": ("uniform-gaussian",), "profiles": ("auto",), "transitions": 490} | FAST
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Cells one after the other: with several threads, Python's warning filters, which belong to the process,
-    are restored by one thread for another, and a warning that the package ignores becomes an error.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "default_executor", lambda: ThreadExecutor(1))
-        yield
+pytestmark = pytest.mark.usefixtures("cells_one_by_one")
 
 
 # The runner.

@@ -25,7 +25,7 @@ from kedrl_dask.cli.common import (
 )
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.study import coverage, simulation
+from kedrl_dask.study import coverage, sensitivity, simulation
 from kedrl_dask.study.profiles import PROFILES
 
 __all__ = ["add"]
@@ -60,8 +60,10 @@ SHARED: dict[str, dict[str, Any]] = {
     "--json": JSON,
 }
 
+NO_PLOTS: dict[str, Any] = {"dest": "draw", "action": "store_false", "help": "draw no figures"}
+
 SIMULATION: dict[str, dict[str, Any]] = {
-    "--no-plots": {"dest": "draw", "action": "store_false", "help": "draw no figures"},
+    "--no-plots": NO_PLOTS,
     "--pairs": {
         "nargs": "+",
         "choices": tuple(PAIRS),
@@ -83,6 +85,19 @@ SIMULATION: dict[str, dict[str, Any]] = {
         "help": "Monte Carlo references of the repeated diagnostic, on replicate 0; 0 leaves it out "
         "(default: %(default)s)",
     },
+}
+
+SENSITIVITY: dict[str, dict[str, Any]] = {
+    "--pair": PAIR,
+    "--replicates": SHARED["--replicates"] | {"default": 3, "help": "independent datasets (default: 3)"},
+    "--values": {
+        "action": "append",
+        "type": lambda text: _sizes(text),
+        "metavar": "FACTOR=N,N,…",
+        "help": "sizes of one factor, of " + ", ".join(sensitivity.FACTORS) + "; may be repeated (default: "
+        "all factors, up to a million transitions)",
+    },
+    "--no-plots": NO_PLOTS,
 }
 
 COVERAGE: dict[str, dict[str, Any]] = {
@@ -135,10 +150,17 @@ def add(verbs: Verbs) -> None:
         "how often the bootstrap's intervals hold the truth, on many small datasets",
         COVERAGE,
     )
+    _add_kind(
+        kinds,
+        "sensitivity",
+        _sensitivity,
+        "the error against sizes and the number of transitions, one of them at a time",
+        SENSITIVITY,
+    )
 
 
 def _without_kind(parser: argparse.ArgumentParser) -> int:
-    parser.error("name a study: simulation, coverage")
+    parser.error("name a study: simulation, coverage, sensitivity")
 
 
 def _add_kind(
@@ -186,6 +208,27 @@ def _coverage(options: argparse.Namespace) -> int:
         workers=_workers(options),
     )
     return _finish(outcome.summary, options, coverage.render)
+
+
+def _sensitivity(options: argparse.Namespace) -> int:
+    outcome = sensitivity.run(
+        options.output,
+        pair=options.pair,
+        values=dict(options.values) if options.values else None,
+        replicates=options.replicates,
+        transitions=options.transitions,
+        workers=_workers(options),
+        draw=options.draw,
+    )
+    return _finish(outcome.summary, options, sensitivity.render)
+
+
+def _sizes(text: str) -> tuple[str, list[int]]:
+    """A factor and its sizes; argparse turns the error into a usage message."""
+    name, _, sizes = text.partition("=")
+    if name not in sensitivity.FACTORS:
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(sensitivity.FACTORS)}")
+    return name, [positive(size) for size in sizes.split(",")]
 
 
 def _unique(names: Sequence[str]) -> Any:

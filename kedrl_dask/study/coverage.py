@@ -12,7 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kedrl_dask._version import __version__
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.marginals import CentredMarginal
 from kedrl_dask.datasets.points import evaluation_points
@@ -170,10 +169,6 @@ def run(
         for replicate in range(replicates)
     ]
     records = run_cells(output, STUDY, cover, cells, workers, Reporter())
-    if not records.done:
-        raise ValueError(
-            f"every cell of the study failed, the first with {next(iter(records.failed.values()))}"
-        )
     summary = _summarise(records, fixed)
     write_whole(output / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
     return Outcome(records, summary)
@@ -201,15 +196,7 @@ def _summarise(records: Records, fixed: dict[str, Any]) -> dict[str, Any]:
             "deviation": float(np.sqrt(variance.mean())),
             "standard_error": float(np.sqrt((standard_error**2).mean())),
         }
-    return {
-        "kind": f"kedrl study {STUDY}",
-        "version": __version__,
-        **fixed,
-        "cells": len(records.done),
-        "computed": records.n_computed,
-        "failed": records.failed,
-        "results": results,
-    }
+    return records.summary(STUDY, **fixed, results=results)
 
 
 def render(summary: dict[str, Any], console: Console) -> None:

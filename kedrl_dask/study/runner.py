@@ -78,6 +78,11 @@ class Records:
     failed: dict[str, str]
     n_computed: int
 
+    def summary(self, study: str, **results: Any) -> dict[str, Any]:
+        """What was run, for JSON, with the results of the study."""
+        counted = {"cells": len(self.done), "computed": self.n_computed, "failed": self.failed}
+        return {"kind": f"kedrl study {study}", "version": __version__, **counted, **results}
+
 
 def run_cells(
     output: Path,
@@ -119,6 +124,8 @@ def run_cells(
                 )
         failed = _note_failures(output, missing, outcomes)
     done = [(cell, _read(_record_path(output, cell))) for cell in cells if cell.name not in failed]
+    if not done:
+        raise ValueError(f"every cell of the study failed, the first with {next(iter(failed.values()))}")
     return Records(done, failed, len(missing) - len(failed))
 
 

@@ -12,7 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kedrl_dask._version import __version__
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.progress import Reporter
 from kedrl_dask.study import figures, tables
@@ -100,10 +99,6 @@ def run(
     output, reporter = Path(output), Reporter()
     planned = cells(pairs, profiles, replicates, transitions, monte_carlo, **parameters)
     records = run_cells(output, STUDY, compare, planned, workers, reporter)
-    if not records.done:
-        raise ValueError(
-            f"every cell of the study failed, the first with {next(iter(records.failed.values()))}"
-        )
     with reporter.stage("tables"):
         points, fits = tables.write(output, records, "Simulation study")
     summary = _summarise(records, points, fits)
@@ -139,14 +134,7 @@ def _summarise(records: Records, points: pd.DataFrame, fits: pd.DataFrame) -> di
                 "rmse_over_paper": row["rmse", "mean"] / PAPER[pair].rmse.mean,
             }
         )
-    return {
-        "kind": f"kedrl study {STUDY}",
-        "version": __version__,
-        "cells": len(records.done),
-        "computed": records.n_computed,
-        "failed": records.failed,
-        "results": rows,
-    }
+    return records.summary(STUDY, results=rows)
 
 
 def _plain(value: Any) -> float | None:
