@@ -21,8 +21,8 @@ def mean_error(model, pair, name="rmse"):
 def test_pcg__converges_on_all_pairs(name, tmp_path):
     """At most 200 products to 1e-8 at the automatic settings, and at λ_B = 1e-10.
 
-    Their number depends on how a processor rounds in single precision: on Uniform→Gaussian it was 84 in double
-    precision, and 147 to 185 in mixed on one with AVX-512.
+    Their number depends on how a processor rounds in single precision: on Uniform→Gaussian it was 84 in
+    double precision, and 147 to 185 in mixed on one with AVX-512.
     """
     pair = simulation.PAIRS[name]
     store = simulation.write(tmp_path / "store", pair, 14_700)
