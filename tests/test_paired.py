@@ -211,7 +211,7 @@ def test_residency__stored_and_recomputed(store, policy, kernels, form, monkeypa
     def planned(*arguments):
         return replace(checked_plan(*arguments), residency=elsewhere)
 
-    monkeypatch.setattr("kedrl_dask.model.checked_plan", planned)
+    monkeypatch.setattr("kedrl_dask.fitting.checked_plan", planned)
     again = fit(store, policy, kernels, form)
     assert again.plan_.residency == elsewhere
     np.testing.assert_array_equal(again.coefficients_, resident.coefficients_)

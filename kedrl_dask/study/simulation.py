@@ -173,7 +173,7 @@ def render(summary: dict[str, Any], console: Console) -> None:
         further.add_row(
             name,
             shown["unshifted_risk"],
-            shown["bellman_risk"],
+            f"{points['bellman_risk']['mean']:.1e}",
             f"{points['mmd']['mean']:.4f}",
             f"{points['coefficient_mass']['mean']:.3f}",
             f"{row['fits']['seconds']:.0f}",
