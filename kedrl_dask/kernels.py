@@ -113,11 +113,6 @@ class Matern:
             if value.size == 0 or not (np.isfinite(value).all() and (value > 0).all()):
                 raise ValueError(f"Matern: {name} must be positive and finite, got {getattr(self, name)!r}")
 
-    @property
-    def _has_closed_form(self) -> bool:
-        order = self.nu - 0.5
-        return order == int(order) and order <= 20
-
     def scale(self, x: Array) -> Array:
         """Coordinates in which the kernel is isotropic with unit length."""
         lengths = np.asarray(self.length_scale, dtype=x.dtype)
@@ -189,8 +184,9 @@ class Matern:
 
     def _of_distance(self, t: Array, out: Array) -> None:
         """Kernel at scaled distances ``t``, which are overwritten."""
-        if self._has_closed_form:
-            _half_integer_kernel(int(self.nu), self.sigma**2, t, out)
+        order = self.nu - 0.5
+        if order == int(order) and order <= 20:
+            _half_integer_kernel(int(order), self.sigma**2, t, out)
         else:
             np.multiply(_bessel_correlation(self.nu, t), self.sigma**2, out=out, casting="same_kind")
 
