@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 from scipy.special import gammaln, kve
 
+from kedrl_dask import fused
 from kedrl_dask.scratch import scratch
 
 __all__ = ["Matern"]
@@ -21,6 +22,8 @@ Array = npt.NDArray[Any]
 
 #: Elements of a block: two of them in single precision take half of a core's second-level cache.
 BLOCK_ELEMENTS = 65_536
+#: Scaled distance where exp overflows, so that the kernel is exactly zero, while powers of it do not.
+FARTHEST = 800.0
 
 
 @lru_cache(maxsize=64)
@@ -38,8 +41,8 @@ def _half_integer_polynomial(order: int) -> tuple[float, ...]:
 
 
 def _half_integer_kernel(order: int, variance: float, t: Array, out: Array) -> None:
-    """σ²·p(t)/exp(t) into ``out``, at scaled distances ``t``, which are overwritten."""
-    first, *others = (t.dtype.type(variance * c) for c in reversed(_half_integer_polynomial(order)))
+    """σ²·p(t)/exp(t) into ``out``, at scaled distances ``t``, which are overwritten; double precision."""
+    first, *others = (variance * c for c in reversed(_half_integer_polynomial(order)))
     if not others:
         out[...] = first
     for i, c in enumerate(others):
@@ -140,25 +143,28 @@ class Matern:
         x, y = (x - centre).astype(dtype, copy=False), (y - centre).astype(dtype, copy=False)
         rows = max(16, BLOCK_ELEMENTS // max(1, len(y)))
         work = scratch("distances", (min(rows, len(x)), len(y)), dtype)
-        distances = self._distances(x, y)
+        in_place = dtype == np.float32 and values.flags.c_contiguous
+        squares = self._squares(x, y)
         for start in range(0, len(x), rows):
             block = values[start : start + rows]
-            t = work[: len(block)]
-            distances(start, t)
-            self._of_distance(t, block)
+            square = block if in_place else work[: len(block)]
+            squares(start, square)
+            self._of_square(square, block)
         return values
 
-    def _distances(self, x: Array, y: Array) -> Callable[[int, Array], None]:
-        """Return a function that fills an array with scaled distances from the rows of ``x`` on to ``y``."""
+    def _squares(self, x: Array, y: Array) -> Callable[[int, Array], None]:
+        """Return a function that fills an array with squares of scaled distances from rows of ``x`` to ``y``.
+
+        A little below zero they may be, by rounding.
+        """
         root = x.dtype.type(np.sqrt(2 * self.nu))
         largest = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
-        # There exp overflows, and the kernel is exactly zero, while powers of the distance do not.
-        farthest = x.dtype.type(800 if x.dtype.itemsize > 4 else 160)
         if self.nu < 1 or not largest < 1e15:
             # Rough at zero: there an error of √eps in the distance is an error of √eps in the kernel.
             # And squares of huge coordinates overflow in float32.
-            def by_differences(start: int, t: Array) -> None:
-                t[...] = np.minimum(root * cdist(x[start : start + len(t)], y), farthest)
+            def by_differences(start: int, square: Array) -> None:
+                t = np.minimum(root * cdist(x[start : start + len(square)], y), FARTHEST)
+                square[...] = t**2
 
             return by_differences
         x_square, y_square = (np.einsum("ij,ij->i", z, z) for z in (x, y))
@@ -170,25 +176,30 @@ class Matern:
             left = root**2 * np.column_stack([x, x_square, np.ones_like(x_square)])
             right = np.vstack([right, np.ones_like(y_square), y_square])
 
-        def by_product(start: int, t: Array) -> None:
-            rows = slice(start, start + len(t))
-            np.matmul(left[rows], right, out=t)
+        def by_product(start: int, square: Array) -> None:
+            rows = slice(start, start + len(square))
+            np.matmul(left[rows], right, out=square)
             if not is_single:
-                t += x_square[rows, None]
-                t += y_square
-                t *= root**2
-            np.clip(t, 0, farthest**2, out=t)
-            np.sqrt(t, out=t)
+                square += x_square[rows, None]
+                square += y_square
+                square *= root**2
 
         return by_product
 
-    def _of_distance(self, t: Array, out: Array) -> None:
-        """Kernel at scaled distances ``t``, which are overwritten."""
+    def _of_square(self, square: Array, out: Array) -> None:
+        """Kernel at squares of scaled distances, which are overwritten, or in their place."""
         order = self.nu - 0.5
-        if order == int(order) and order <= 20:
-            _half_integer_kernel(int(order), self.sigma**2, t, out)
-        else:
+        if order != int(order) or order > 20:
+            t = np.sqrt(np.clip(square, 0, FARTHEST**2))
             np.multiply(_bessel_correlation(self.nu, t), self.sigma**2, out=out, casting="same_kind")
+        elif square.dtype == np.float32:
+            coefficients = self.sigma**2 * np.array(_half_integer_polynomial(int(order))[::-1])
+            fused.half_integer_kernel(square.reshape(-1), coefficients.astype(np.float32))
+            if out is not square:
+                out[...] = square
+        else:
+            t = np.sqrt(np.clip(square, 0, FARTHEST**2, out=square), out=square)
+            _half_integer_kernel(int(order), self.sigma**2, t, out)
 
     def smoothed(self, x: Array, y: Array, variance: npt.ArrayLike) -> Array:
         """E k(x, y + ε) with ε ~ N(0, diag(variance)), for all rows of ``x`` and ``y``; (n, k).

@@ -15,9 +15,9 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "exact", "grid", "kernels", "mixtures", "noise", "nystrom", "operators",
-        "paired", "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex",
-        "sizing", "solvers", "spectral", "theory", "tuning",
+        "criterion", "design", "exact", "fused", "grid", "kernels", "mixtures", "noise", "nystrom",
+        "operators", "paired", "policies", "precondition", "ratio", "recovery", "scratch", "separation",
+        "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
     },
     # Storage and execution.
     2: {
@@ -88,6 +88,7 @@ def test_dependencies__every_import_is_declared():
         "dask",
         "distributed",
         "matplotlib",
+        "numba",
         "numpy",
         "pandas",
         "psutil",
