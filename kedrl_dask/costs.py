@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kedrl_dask.division import GROUP_ROWS, PIECE_GROUPS, READ_GROUPS
+from kedrl_dask.precondition import MOST_DIRECTIONS, USUAL_TERMS, SurrogateCost
 
 __all__ = [
     "NOMINAL",
@@ -38,6 +39,8 @@ DESIGN_SAMPLE = 20_000
 SEPARATION_SAMPLE, SEPARATION_BLOCKS = 10_000, 20
 #: Products that preconditioned conjugate gradients usually take; a fit counts its own.
 USUAL_PRODUCTS = 100
+#: The same with a surrogate of the Hessian, products in double precision counted by their time.
+PRODUCTS_WITH_SURROGATE = 25
 #: Folds of the cross-validation over blocks of episodes.
 N_FOLDS = 5
 #: Share of the flop rate of square matrices that the passes and the products reach.
@@ -320,8 +323,25 @@ def solver(crew: Crew, residency: Residency) -> Stage:
     held = resident if residency == "resident" else crew.n_threads * 2 * chunk
     shared = regression_memory(crew) + shared_memory(s)
     memory = process_memory(crew, held, crew.n_threads * features, 3 * partial, shared)
-    counts = USUAL_PRODUCTS * per_product, USUAL_PRODUCTS * evaluations
-    return Stage("solver", tasks, *counts, USUAL_PRODUCTS * seconds, memory, 0)
+    n_products, flop, own = USUAL_PRODUCTS, 0.0, 0.0
+    surrogate = SurrogateCost.of(s.n_basis, s.n_atoms, s.waves, s.n_conditioning)
+    if surrogate.pays and not s.exact:
+        # The workers make its sums; its steps are the driver's.
+        n_products, flop = PRODUCTS_WITH_SURROGATE, surrogate.sums + surrogate.steps
+        own = (surrogate.sums / tasks + surrogate.steps) / (EFFICIENCY * m.gemm)
+        memory = max(memory, process_memory(crew, held, _surrogate_memory(crew), shared))
+    counts = n_products * per_product + flop, n_products * evaluations
+    return Stage("solver", tasks, *counts, n_products * seconds + own, memory, 0)
+
+
+def _surrogate_memory(crew: Crew) -> int:
+    """Sums of its terms, folded as they come; and the surrogate itself, where the driver is the worker."""
+    s = crew.sizes
+    directions = min(s.n_basis, MOST_DIRECTIONS)
+    n_terms, n_chunks = sum(USUAL_TERMS), -(-s.n_conditioning // s.chunk_points)
+    nodes = n_chunks.bit_length() + 2 + (4 if crew.n_workers == 1 else 0)
+    rotated = s.chunk_points * (4 * directions + s.waves + n_terms)
+    return s.itemsize * (nodes * n_terms * directions**2 + crew.n_threads * rotated)
 
 
 def diagnostics(crew: Crew, before: Stage) -> Stage:

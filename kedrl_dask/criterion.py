@@ -40,6 +40,7 @@ __all__ = [
     "ReturnSpace",
     "Space",
     "bellman_residual",
+    "expanded_moments",
     "moments",
     "operators",
     "product",
@@ -391,6 +392,22 @@ def moments(chunk: Chunk) -> tuple[Array, Array]:
     """Σϱ k̃k̃ᵀ and the mean of the target over the chunk, in double precision: for the preconditioner."""
     basis = chunk.basis.astype(np.float64, copy=False)
     return basis.T @ (chunk.weights[:, None] * basis), chunk.target_moment()
+
+
+def expanded_moments(
+    chunk: FeatureChunk, expansion: Callable[[Array], tuple[Array, Array]], directions: Array
+) -> tuple[Array, Array]:
+    """Σϱ c_j k̃Φ̃ᵀ (J, l, l) and Σϱ p_j Φ̃Φ̃ᵀ (J', l, l) over the chunk, rotated to ``directions`` (L, l).
+
+    For the surrogate of the preconditioner, in the precision of the points; c and p are what ``expansion``
+    makes of ρ.
+    """
+    basis, continuation = chunk.basis @ directions, chunk.continuation @ directions
+    moments = []
+    for coordinates, rows in zip(expansion(chunk.reward_waves), (basis, continuation), strict=True):
+        weighted = chunk.weights[:, None].astype(rows.dtype) * coordinates
+        moments.append(np.stack([rows.T @ (column[:, None] * continuation) for column in weighted.T]))
+    return moments[0], moments[1]
 
 
 def operators(space: ReturnSpace, reward_waves: Array) -> tuple[Array, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,17 @@ import numpy.typing as npt
 from kedrl_dask import criterion
 from kedrl_dask.chunks import ChunkSums, Ranges
 from kedrl_dask.costs import Residency
-from kedrl_dask.criterion import Chunk, Penalties, Space
+from kedrl_dask.criterion import Chunk, Penalties, ReturnSpace, Space
 from kedrl_dask.execute import Executor
 from kedrl_dask.passes import Conditioning
-from kedrl_dask.precondition import Coordinates, return_gram
+from kedrl_dask.precondition import (
+    EXPANSION_SAMPLE,
+    Coordinates,
+    Expansion,
+    Surrogate,
+    SurrogateCost,
+    return_gram,
+)
 
 __all__ = ["EXACT", "BellmanObjective", "Objective"]
 
@@ -42,6 +50,10 @@ class Objective:
     def is_quadratic(self) -> bool:
         """Whether there is no penalty on negative coefficients."""
         return self._penalties.negative == 0
+
+    def precondition(self, residual: Array) -> Array:
+        """Approximate solution of Hessian·Y = residual in the coordinates; there the Hessian is near one."""
+        return residual
 
     def _with_ridge(self, value: float, gradient: Array, coefficients: Array) -> tuple[float, Array]:
         image = self._ridge * coefficients
@@ -109,6 +121,25 @@ class BellmanObjective(Objective):
         shared = self._executor.share((direction / size).astype(self._points.dtype))
         (image,) = self.chunks.sum(_product, self._spaces[self._points.dtype], self._penalties, shared)
         return size * image + 2 * self._ridge * direction
+
+    def precondition(self, residual: Array) -> Array:
+        """Solve roughly Hessian·Y = residual in the coordinates: by the surrogate if there is one."""
+        return residual if self._surrogate is None else self._surrogate(residual)
+
+    @cached_property
+    def _surrogate(self) -> Surrogate | None:
+        """The Hessian with ρ expanded, where that needs less work than the products that it saves."""
+        if not isinstance(self._space, ReturnSpace):
+            return None
+        expansion = Expansion.of_sample(self._points.sample_rewards(self.n_points, EXPANSION_SAMPLE))
+        n_terms, n_waves = (len(expansion.waves), len(expansion.powers)), self._space.grid_waves.shape[1]
+        if not SurrogateCost.of(*self.shape, n_waves, self.n_points, n_terms).pays:
+            return None
+        directions = self.coordinates.directions()
+        dtype = self._points.dtype
+        shared = self._executor.share(expansion.astype(dtype)), self._executor.share(directions.astype(dtype))
+        cross, square = self.chunks.sum(criterion.expanded_moments, *shared)
+        return Surrogate(self.coordinates, expansion, cross, square, self._space, self._penalties.mass)
 
     def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
         """Gradient over some of the points, scaled so that its mean over all batches is the gradient.

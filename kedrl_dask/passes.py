@@ -315,6 +315,12 @@ class Conditioning:
         chunk, _ = self.operators(inputs, weights)
         return replace(chunk, basis=self.basis(inputs)).astype(self.dtype)
 
+    def sample_rewards(self, n_points: int, at_most: int) -> Array:
+        """ρ at points spread evenly over all of them, the same however they are divided into chunks."""
+        points = ArrayStore.open(self.points, CONDITIONING_KIND)
+        inputs = points.read("input", 0, n_points)[:: -(-n_points // at_most)]
+        return self.operators.target(self.operators.features(inputs))["reward_waves"]
+
     def load(self, rows: tuple[int, int]) -> Chunk:
         """Read what was stored."""
         points = ArrayStore.open(self.points, CONDITIONING_KIND)

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, Literal
 
 from kedrl_dask import costs, paired_costs
-from kedrl_dask.costs import MIB, USUAL_PRODUCTS, Crew, Machine, Residency, Sizes, Stage
+from kedrl_dask.costs import MIB, Crew, Machine, Residency, Sizes, Stage
 
 __all__ = ["Form", "Plan", "PlanError", "make_plan"]
 
@@ -136,7 +136,7 @@ class Plan:
         return (
             f"Plan for {s.n_transitions:,} transitions on {where}; "
             f"{s.n_conditioning:,} conditioning points in chunks of {s.chunk_points:,}{self._what()}; "
-            f"time of the solver for {USUAL_PRODUCTS} products"
+            "time of the solver for as many products as it usually takes"
         )
 
     def _what(self) -> str:

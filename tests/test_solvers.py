@@ -11,7 +11,7 @@ from kedrl_dask import criterion
 from kedrl_dask.criterion import FeatureChunk, Penalties, ReturnSpace
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
-from kedrl_dask.precondition import Coordinates, return_gram
+from kedrl_dask.precondition import Coordinates, Expansion, Surrogate, return_gram
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, by_name
 from kedrl_dask.solvers.solution import certify
 from kedrl_dask.spectral import frequencies, waves
@@ -39,7 +39,7 @@ class InMemory:
         self.coordinates = Coordinates.build(
             moment, return_gram(self.space, power, self.penalties.mass), ridge
         )
-        self.n_products = 0
+        self.n_products, self.surrogate = 0, None
 
     shape = (N_BASIS, N_ATOMS)
     n_points = N_POINTS
@@ -47,6 +47,12 @@ class InMemory:
     @property
     def is_quadratic(self):
         return self.penalties.negative == 0
+
+    def with_surrogate(self):
+        expansion = Expansion.of_sample(self.chunk.reward_waves)
+        sums = criterion.expanded_moments(self.chunk, expansion, self.coordinates.directions())
+        self.surrogate = Surrogate(self.coordinates, expansion, *sums, self.space, self.penalties.mass)
+        return self
 
     def _over(self, chunk, b):
         value, gradient = criterion.value_and_gradient(chunk, self.space, self.penalties, b)
@@ -61,6 +67,9 @@ class InMemory:
         self.n_products += 1
         image = criterion.product(self.chunk, self.space, self.penalties, direction)
         return image + 2 * self.ridge * direction
+
+    def precondition(self, residual):
+        return residual if self.surrogate is None else self.surrogate(residual)
 
     def batch_gradient(self, rows, b):
         batch = self.chunk.rows(rows)
@@ -92,6 +101,55 @@ def test_pcg__reaches_the_dense_solution(start, ridge):
     assert solution.n_products == problem.n_products
     assert 0 < solution.n_iterations < 2 * expected.size
     assert np.isclose(solution.value, problem.value_and_gradient(expected)[0], rtol=1e-10)
+
+
+def test_surrogate__is_the_hessian_when_nothing_is_left_out(monkeypatch):
+    """With all principal components, up to single precision; with few of them, roughly."""
+    coordinates = InMemory().coordinates
+    y = np.random.default_rng(3).normal(size=coordinates.shape)
+    expected = coordinates.pull_back(InMemory().product(coordinates.to_coefficients(y)))
+    errors = []
+    for tail in (1e-1, 1e-3, 0.0):
+        monkeypatch.setattr("kedrl_dask.precondition.EXPANSION_TAIL", tail)
+        image = InMemory().with_surrogate().surrogate.product(y.astype(np.float32))
+        errors.append(np.linalg.norm(image - expected) / np.linalg.norm(expected))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-5
+
+
+def test_surrogate__sees_the_leading_directions_only(monkeypatch):
+    """The others are left as they are, and the solver ends at the same minimum."""
+    expected = PCG(tolerance=1e-10).solve(InMemory())
+    monkeypatch.setattr("kedrl_dask.precondition.MOST_DIRECTIONS", N_BASIS // 2)
+    problem = InMemory().with_surrogate()
+    residual = np.random.default_rng(3).normal(size=problem.shape)
+    changed = problem.precondition(residual)
+    half = N_BASIS - N_BASIS // 2
+    np.testing.assert_array_equal(changed[:half], residual[:half])
+    assert np.abs(changed[half:] - residual[half:]).max() > 1e-3
+    solution = PCG(tolerance=1e-10).solve(problem)
+    scale = np.abs(expected.coefficients).max()
+    np.testing.assert_allclose(solution.coefficients, expected.coefficients, atol=1e-7 * scale)
+
+
+def test_surrogate__negative_curvature_leaves_a_direction_of_descent():
+    problem = InMemory(ridge=1e-6).with_surrogate()
+    problem.surrogate._moment = -problem.surrogate._moment
+    residual = np.random.default_rng(3).normal(size=problem.shape)
+    assert np.vdot(residual, problem.precondition(residual)) > 0
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1e-6])
+@pytest.mark.parametrize("start", [None, start_like()])
+def test_pcg__a_surrogate_saves_products(start, ridge):
+    plain = PCG(tolerance=1e-10).solve(InMemory(ridge=ridge), start)
+    problem = InMemory(ridge=ridge).with_surrogate()
+    solution = PCG(tolerance=1e-10).solve(problem, start)
+    assert solution.result is Result.CONVERGED
+    assert solution.n_products == problem.n_products <= 0.7 * plain.n_products
+    assert certify(problem, solution.coefficients)[1] <= 1e-10
+    scale = np.abs(plain.coefficients).max()
+    np.testing.assert_allclose(solution.coefficients, plain.coefficients, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-8])
@@ -158,7 +216,7 @@ def test_pcg__preconditioner_pays():
     n_iterations = PCG().solve(problem).n_iterations
     shape = problem.coordinates.shape
     # Plain conjugate gradients, on the same unknowns.
-    problem.coordinates = Coordinates(problem.coordinates.left, np.eye(N_ATOMS), np.ones(shape))
+    problem.coordinates = replace(problem.coordinates, right=np.eye(N_ATOMS), spread=np.ones(shape))
     assert PCG().solve(problem).n_iterations > 1.3 * n_iterations
 
 
@@ -399,7 +457,7 @@ class Scripted:
 
     def __init__(self, gradient, value=lambda b: 1.0):
         self.gradient, self.value, self.batches = gradient, value, []
-        self.coordinates = Coordinates(np.eye(2), np.eye(2), np.ones((2, 2)))
+        self.coordinates = Coordinates(np.eye(2), np.eye(2), np.ones((2, 2)), np.ones(2), 0.0)
         self.whitening = np.eye(2)
 
     def value_and_gradient(self, b):

@@ -15,13 +15,14 @@ __all__ = ["PCG"]
 Array = npt.NDArray[Any]
 
 #: How far the recurrence is followed when products are in single precision.
-REPLACE_AT = 1e-2
+REPLACE_AT = 1e-3
 
 
 @dataclass(frozen=True)
 class _State:
     y: Array
     residual: Array  # minus the gradient in preconditioned coordinates
+    descent: float  # residual times what the preconditioner made of it
     direction: Array
     reference: float  # norm of the gradient at zero
     constant: float  # value at zero
@@ -37,7 +38,7 @@ class _State:
 
 @dataclass(frozen=True)
 class PCG:
-    """Conjugate gradients in the coordinates of :class:`~kedrl_dask.precondition.Coordinates`.
+    """Flexible conjugate gradients in the coordinates of :class:`~kedrl_dask.precondition.Coordinates`.
 
     Parameters
     ----------
@@ -65,8 +66,10 @@ class PCG:
         y = np.zeros_like(right_hand_side)
         if start is not None:
             y = problem.coordinates.from_coefficients(start)
+        direction = problem.precondition(right_hand_side)
+        descent = float(np.vdot(right_hand_side, direction))
         state = _State(
-            y, right_hand_side, right_hand_side, reference, constant, right_hand_side,
+            y, right_hand_side, descent, direction, reference, constant, right_hand_side,
             iteration=0, n_products=1, is_exact=True, exact=1.0, n_restarts=0, is_convex=True,
             record=Record(0, constant, 1.0 if reference > 0 else 0.0),
         )  # fmt: skip
@@ -84,7 +87,9 @@ class PCG:
 
     def _restart(self, problem: Problem, state: _State) -> _State:
         state = self._renew(problem, state)
-        return replace(state, direction=state.residual, n_restarts=state.n_restarts + 1)
+        direction = problem.precondition(state.residual)
+        descent = float(np.vdot(state.residual, direction))
+        return replace(state, descent=descent, direction=direction, n_restarts=state.n_restarts + 1)
 
     def _record(self, state: _State, y: Array, residual: Array, iteration: int) -> Record:
         # For J = J₀ − bᵀy + ½yᵀHy with r = b − Hy the value is J₀ − ½yᵀ(b + r).
@@ -97,11 +102,9 @@ class PCG:
             return self._restart(problem, state)
         to_coefficients, pull_back = problem.coordinates.to_coefficients, problem.coordinates.pull_back
         image = pull_back(problem.product(to_coefficients(state.direction)))
-        squared = float(np.vdot(state.residual, state.residual))
         curvature = float(np.vdot(state.direction, image))
         if not curvature > 0:
             return replace(state, n_products=state.n_products + 1, is_convex=False)
-        # The residual times the direction is its own square but for rounding errors.
         length = float(np.vdot(state.residual, state.direction)) / curvature
         y = state.y + length * state.direction
         residual = state.residual - length * image
@@ -112,8 +115,14 @@ class PCG:
         shortened = following.record.certificate <= REPLACE_AT * state.exact
         if shortened and not problem.products_are_exact:
             following = self._renew(problem, following)
-        ratio = float(np.vdot(following.residual, following.residual)) / squared
-        return replace(following, direction=following.residual + ratio * state.direction)
+        # The form for preconditioners that are not quite linear (Polak and Ribière).
+        descent = problem.precondition(following.residual)
+        ratio = float(np.vdot(descent, following.residual - state.residual)) / state.descent
+        return replace(
+            following,
+            descent=float(np.vdot(descent, following.residual)),
+            direction=descent + ratio * state.direction,
+        )
 
     def terminate(self, state: _State) -> Result | None:
         """Converged only on an exact gradient."""

@@ -57,6 +57,9 @@ class Problem(Protocol):
     def product(self, direction: Array) -> Array:
         """Hessian of the quadratic part, times a direction."""
 
+    def precondition(self, residual: Array) -> Array:
+        """Approximate solution of Hessian·Y = residual in the coordinates."""
+
     def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
         """Gradient with the conditioning points replaced by some of them, their weights rescaled to one."""
 

@@ -85,6 +85,9 @@ class DenseProblem:
         u, _, by_u, by_v = self._forms(c)
         return self._gradient(u, by_u, by_v, c, 0.0)[1]
 
+    def precondition(self, residual):
+        return residual
+
 
 def dense(store):
     """N×N weights and M×m×m operators, then the same solver; choices and preconditioner are given."""
