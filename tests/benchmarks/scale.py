@@ -3,9 +3,9 @@
 Run ``python -m tests.benchmarks.scale`` (about ten minutes on two cores) or, smaller,
 ``python -m tests.benchmarks.scale --transitions 20000 200000 --no-dense``. Every fit runs in a process of
 its own. Times and rates are of this machine, in this run. GEMM is NumPy's own rate in single precision, by
-as many processes at once as there are workers, before and after each fit: machines that are shared change
-their speed within minutes. Plain NumPy is :mod:`tests.benchmarks.plain`, in as many processes. A product's
-time is the mean over its tasks.
+as many processes at once as there are workers, right before and after what is compared with it, the streaming
+pass and a series of products: machines that are shared change their speed within minutes. Plain NumPy is
+:mod:`tests.benchmarks.plain`, in as many processes. A product's time is the mean over its tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from kedrl_dask import KEDRL, policies, separating
+from kedrl_dask import KEDRL, policies, separating, streaming
 from kedrl_dask.chunks import over_group
 from kedrl_dask.datasets import simulation
 from kedrl_dask.execute import local_cluster
@@ -36,7 +36,7 @@ SECOND = policies.Gaussian(PAIR.target.weights, bias=0.1, scale=np.exp(-2.4))
 GIB, MIB = 2**30, 2**20
 
 
-def gemm_rate(n_threads, seconds=5.0, size=2_000):
+def gemm_rate(n_threads, seconds=2.0, size=2_000):
     """Sustained rate of float32 matrix products by ``n_threads`` processes with one BLAS thread, flop/s."""
     code = (
         "import numpy as np, time\n"
@@ -95,6 +95,27 @@ def timed_group(group, points, residency, *arguments):
     return time.perf_counter() - start, result
 
 
+def between_gemm(n_workers, call):
+    """What ``call()`` returns, its seconds, and the rate of GEMM before and after it."""
+    before, start = gemm_rate(n_workers), time.perf_counter()
+    result = call()
+    seconds = time.perf_counter() - start
+    return result, {"seconds": seconds, "gemm": (before + gemm_rate(n_workers)) / 2}
+
+
+class TimedPass:
+    """Takes the place of the streaming pass: remembers the time and the rate of GEMM of the first one."""
+
+    def __init__(self, n_workers):
+        self.n_workers, self.run, self.first = n_workers, streaming.sum_blocks, None
+
+    def __call__(self, *arguments):
+        if self.first is not None:
+            return self.run(*arguments)
+        result, self.first = between_gemm(self.n_workers, lambda: self.run(*arguments))
+        return result
+
+
 class CapturedObjective(BellmanObjective):
     """Remembers itself."""
 
@@ -121,19 +142,25 @@ class CapturedObjective(BellmanObjective):
 def run_one(store, n_workers, second):
     """Fit in this process with worker processes; returns plain numbers."""
     separating.BellmanObjective = CapturedObjective
+    streaming.sum_blocks = timed = TimedPass(n_workers)
     peak = PeakMemory()
     model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, n_conditioning=20_000)
     with tempfile.TemporaryDirectory(dir=Path(store).parent) as cache, local_cluster(n_workers) as executor:
         plan = model.plan(store, executor=executor)
         model.fit(store, PAIR.target, executor=executor, cache=cache, progress="none")
-        out = CapturedObjective.latest.products() | {
+        largest, total = peak.child, peak.total
+        products, measured = between_gemm(n_workers, CapturedObjective.latest.products)
+        # The stage as the fit timed it has the measurements of GEMM in it.
+        seconds = model.diagnostics_["seconds"] | {"streaming pass": timed.first["seconds"]}
+        out = products | {
+            "gemm": {"pass": timed.first["gemm"], "product": measured["gemm"]},
             "sizes": model.diagnostics_["sizes"],
-            "seconds": model.diagnostics_["seconds"],
+            "seconds": seconds,
             "planned_seconds": {stage.name: stage.seconds for stage in plan.stages},
             "planned_memory": plan.memory,
             "products": model.solution_.n_products,
-            "largest_worker": peak.child,
-            "all_processes": peak.total,
+            "largest_worker": largest,
+            "all_processes": total,
         }
         if second:
             model.fit(store, SECOND, executor=executor, cache=cache, progress="none")
@@ -142,7 +169,7 @@ def run_one(store, n_workers, second):
 
 
 def child(store, n_workers, second=False):
-    """Run a fit in a process of its own, between two measurements of GEMM."""
+    """Run a fit in a process of its own."""
     command = [
         sys.executable,
         "-m",
@@ -152,12 +179,10 @@ def child(store, n_workers, second=False):
         "--workers",
         str(n_workers),
     ]
-    before = gemm_rate(n_workers)
     done = subprocess.run(command + ["--second"] * second, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
     run = json.loads(done.stdout.splitlines()[-1])
-    run["gemm"] = (before + gemm_rate(n_workers)) / 2
     run["plain"] = plain_seconds(n_workers, run["sizes"])
     return run
 
@@ -168,43 +193,50 @@ def pass_flop(sizes):
     return sizes["transitions"] * 2 * r * (r + sizes["basis"] + 2 * sizes["features"])
 
 
+def pass_time(run):
+    return run["seconds"]["streaming pass"]
+
+
 def product_flop(sizes):
     return 8 * sizes["conditioning"] * sizes["atoms"] * (sizes["basis"] + 2 * sizes["features"])
 
 
 def report(runs):
-    names = list(next(iter(runs.values()))["seconds"])
-    print(f"{'seconds':<24}" + "".join(f"{n:>14,}" for n in runs))
-    for name in names:
-        print(f"{name:<24}" + "".join(f"{run['seconds'][name]:>14.1f}" for run in runs.values()))
-    total = {n: sum(run["seconds"].values()) for n, run in runs.items()}
-    print(f"{'total':<24}" + "".join(f"{total[n]:>14.1f}" for n in runs))
-    print(f"{'planned':<24}" + "".join(f"{sum(r['planned_seconds'].values()):>14.1f}" for r in runs.values()))
-    second = {n: sum(run["second"].values()) / total[n] for n, run in runs.items()}
-    print(f"{'second policy / first':<24}" + "".join(f"{value:>14.2f}" for value in second.values()))
-    print(
-        f"{'largest worker, MiB':<24}"
-        + "".join(f"{r['largest_worker'] / MIB:>14,.0f}" for r in runs.values())
+    def line(name, form, value):
+        print(f"{name:<26}" + "".join(format(value(n, run), form) for n, run in runs.items()))
+
+    print(f"{'seconds':<26}" + "".join(f"{n:>14,}" for n in runs))
+    for name in next(iter(runs.values()))["seconds"]:
+        line(name, ">14.1f", lambda n, run, name=name: run["seconds"][name])
+    line("total", ">14.1f", lambda n, run: sum(run["seconds"].values()))
+    line("planned", ">14.1f", lambda n, run: sum(run["planned_seconds"].values()))
+    line("second policy", ">14.1f", lambda n, run: sum(run["second"].values()))
+    line(
+        "second policy / first",
+        ">14.2f",
+        lambda n, run: sum(run["second"].values()) / sum(run["seconds"].values()),
     )
-    print(f"{'planned, MiB':<24}" + "".join(f"{r['planned_memory'] / MIB:>14,.0f}" for r in runs.values()))
-    print(
-        f"{'all processes, MiB':<24}" + "".join(f"{r['all_processes'] / MIB:>14,.0f}" for r in runs.values())
+    line("products of the solver", ">14,", lambda n, run: run["products"])
+    line("largest worker, MiB", ">14,.0f", lambda n, run: run["largest_worker"] / MIB)
+    line("planned, MiB", ">14,.0f", lambda n, run: run["planned_memory"] / MIB)
+    line("all processes, MiB", ">14,.0f", lambda n, run: run["all_processes"] / MIB)
+    line("GEMM, Gflop/s", ">14.0f", lambda n, run: run["gemm"]["pass"] / 1e9)
+    line(
+        "pass, of GEMM",
+        ">14.0%",
+        lambda n, run: pass_flop(run["sizes"]) / pass_time(run) / run["gemm"]["pass"],
     )
-    print(f"{'GEMM, Gflop/s':<24}" + "".join(f"{run['gemm'] / 1e9:>14.0f}" for run in runs.values()))
-    rates = {
-        n: pass_flop(run["sizes"]) / run["seconds"]["streaming pass"] / run["gemm"] for n, run in runs.items()
-    }
-    print(f"{'pass, of GEMM':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
-    rates = {n: product_flop(run["sizes"]) / run["inside"] / run["gemm"] for n, run in runs.items()}
-    print(f"{'product, of GEMM':<24}" + "".join(f"{value:>14.0%}" for value in rates.values()))
-    rates = {n: run["plain"]["pass"] * n / 1e6 / run["seconds"]["streaming pass"] for n, run in runs.items()}
-    print(f"{'pass, × plain NumPy':<24}" + "".join(f"{value:>14.2f}" for value in rates.values()))
-    rates = {n: run["plain"]["product"] / run["inside"] for n, run in runs.items()}
-    print(f"{'product, × plain NumPy':<24}" + "".join(f"{value:>14.2f}" for value in rates.values()))
-    print(f"{'overhead of a product':<24}" + "".join(f"{run['overhead']:>14.0%}" for run in runs.values()))
+    line(
+        "product, of GEMM",
+        ">14.0%",
+        lambda n, run: product_flop(run["sizes"]) / run["inside"] / run["gemm"]["product"],
+    )
+    line("pass, × plain NumPy", ">14.2f", lambda n, run: run["plain"]["pass"] * n / 1e6 / pass_time(run))
+    line("product, × plain NumPy", ">14.2f", lambda n, run: run["plain"]["product"] / run["inside"])
+    line("overhead of a product", ">14.0%", lambda n, run: run["overhead"])
     sizes = list(runs)
     for small, large in pairwise(sizes):
-        times = [runs[n]["seconds"]["streaming pass"] for n in (large, small)]
+        times = [pass_time(runs[n]) for n in (large, small)]
         memory = runs[large]["largest_worker"] / runs[small]["largest_worker"]
         print(
             f"{large:,} against {small:,}: pass {times[0] / times[1]:.1f} × the time, "
