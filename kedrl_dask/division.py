@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
+    "FIRST_READ",
     "FREQUENCY_CHUNK",
     "FREQUENCY_SHARD",
     "GROUP_ROWS",
@@ -26,8 +27,8 @@ __all__ = [
 #: Rows whose random actions come from one generator, and whose features are in memory at once. Groups
 #: are counted from the first row of the store, so that draws do not depend on how work is divided.
 GROUP_ROWS = 2_048
-#: Groups read at a time, while the ones before are being computed on.
-READ_GROUPS = 16
+#: Groups read at a time, while the ones before are being computed on; and at first, while nothing is.
+READ_GROUPS, FIRST_READ = 16, 4
 #: Groups of one task: its sums are lost with its worker, and no more than these.
 PIECE_GROUPS = 128
 #: Groups after which the pass that contracts the paired target writes down what it has.

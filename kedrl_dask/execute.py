@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
+import dask
 import psutil
 from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
@@ -44,6 +45,13 @@ Advance = Callable[[], None]
 PIECE_BYTES = 8 * 2**20
 #: Values up to this size go along with each task: a dependency costs a round trip more.
 INLINE_BYTES = 2**18
+#: What Dask does beside the work takes a twentieth of the cores that it shares with the work: its profiler,
+#: its watch on the event loop, and on processor and memory.
+QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
+}
 #: How often a task that failed or lost its worker is tried again.
 RETRIES = 3
 
@@ -426,7 +434,7 @@ def default_executor() -> Executor:
 @contextmanager
 def local_cluster(n_workers: int) -> Iterator[Executor]:
     """Worker processes on this machine with one thread each, reachable from it alone; stopped at the end."""
-    with _interrupts_ignored():
+    with _interrupts_ignored(), dask.config.set(QUIET):
         # Any free port, on loopback: the usual one may be taken, and a dashboard runs code for its visitors.
         cluster = LocalCluster(
             n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"

@@ -90,6 +90,11 @@ class NystromFeatures:
         inner = solve_triangular(t[:h, :h], t[:h, h:])
         return -solve_triangular(t[h:, h:], inner.T, trans="T").T
 
+    @cached_property
+    def _tail(self) -> Array:
+        """T of the tail, in one piece: BLAS would copy it for every product."""
+        return np.ascontiguousarray(self.whitening[self.head :, self.head :])
+
     def astype(self, dtype: npt.DTypeLike) -> NystromFeatures:
         """The same map, evaluated in another precision."""
         features = NystromFeatures(self.kernel, self.landmarks, self.whitening.astype(dtype))
@@ -117,7 +122,7 @@ class NystromFeatures:
         h = self.head
         psi = np.empty_like(phi) if out is None else out
         psi[:, :h] = phi[:, :h]
-        psi[:, h:] = _times_triangle("tail", phi[:, h:], self.whitening[h:, h:])
+        psi[:, h:] = _times_triangle("tail", phi[:, h:], self._tail)
         return psi
 
     def complete_sums(self, sums: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.criterion import Chunk
-from kedrl_dask.division import GROUP_ROWS, READ_GROUPS, RowBlock
+from kedrl_dask.division import FIRST_READ, GROUP_ROWS, READ_GROUPS, RowBlock
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators
@@ -46,24 +47,25 @@ CONDITIONING_KIND = "kedrl conditioning points"
 
 
 def read_groups(store: TransitionStore, block: RowBlock) -> Iterator[tuple[int, Transitions]]:
-    """Groups of transitions that touch a block: each whole, whatever part of it lies in the block."""
-    first, last = block.start // GROUP_ROWS, -(-block.stop // GROUP_ROWS)
+    """Groups of transitions that touch a block: each whole, whatever part of it lies in the block.
 
-    def read(begin: int) -> Transitions:
-        end = min(begin + READ_GROUPS, last)
+    They are read ahead of the work; the first read, which nothing hides, is a short one.
+    """
+    first, last = block.start // GROUP_ROWS, -(-block.stop // GROUP_ROWS)
+    edges = [first, *range(min(first + FIRST_READ, last), last, READ_GROUPS), last]
+
+    def read(begin: int, end: int) -> Transitions:
         return store.transitions(begin * GROUP_ROWS, min(end * GROUP_ROWS, store.n_rows))
 
-    begins = range(first, last, READ_GROUPS)
     with ThreadPoolExecutor(1) as reader:
-        ahead = reader.submit(read, first)
-        for begin in begins:
+        ahead = reader.submit(read, *edges[:2])
+        for i, (begin, end) in enumerate(pairwise(edges)):
             transitions = ahead.result()
-            if begin != begins[-1]:
-                ahead = reader.submit(read, begin + READ_GROUPS)
-            end = min(begin + READ_GROUPS, last)
-            edges = np.searchsorted(transitions.rows, np.arange(begin, end + 1) * GROUP_ROWS)
-            for i, group in enumerate(range(begin, end)):
-                yield group, transitions.select(slice(edges[i], edges[i + 1]))
+            if i + 2 < len(edges):
+                ahead = reader.submit(read, end, edges[i + 2])
+            cuts = np.searchsorted(transitions.rows, np.arange(begin, end + 1) * GROUP_ROWS)
+            for number, rows in zip(range(begin, end), pairwise(cuts), strict=True):
+                yield number, transitions.select(slice(*rows))
 
 
 def in_block(group: Transitions, block: RowBlock) -> slice:
