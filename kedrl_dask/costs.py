@@ -352,8 +352,8 @@ def diagnostics(crew: Crew, before: Stage) -> Stage:
     s, r = crew.sizes, crew.sizes.n_landmarks
     n, waves = min(SEPARATION_SAMPLE, s.n_transitions), 4 * s.n_features
     flop = 2.0 * n * r * (2 * r + 3 * waves) + SEPARATION_BLOCKS * 4.0 * r * r * waves
-    evaluations = 6.0 * n * (r + s.n_basis * s.n_draws)
-    fields = SEPARATION_BLOCKS * r * 2 * s.n_features * 4
+    evaluations = 3.0 * n * (r + s.n_basis * s.n_draws)
+    fields = 4 * (SEPARATION_BLOCKS * r * 2 * s.n_features + n * (r + waves))
     block = DOUBLE * (n // SEPARATION_BLOCKS + 1_000) * (2 * r + 4 * waves) + DOUBLE * 6 * r * (r + waves)
     held = fields + block
     if s.exact:

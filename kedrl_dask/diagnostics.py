@@ -155,6 +155,6 @@ def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str,
                 choices.features(part.inputs), waves(part.reward, choices.frequencies), kappa @ ahead
             )
 
-    found = separation(blocks, choices.features(inputs), fit.ridge_gamma, space.scale, model.random_state)
+    found = separation(blocks(), choices.features(inputs), fit.ridge_gamma, space.scale, model.random_state)
     residual = float(np.sqrt(risk))
     return {**asdict(found), "residual": residual, "recommends": found.recommends(residual)}

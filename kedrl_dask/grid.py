@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import linprog
+from scipy.optimize import nnls
 from scipy.stats import qmc
 
 from kedrl_dask.design import cluster_centers
@@ -153,7 +153,7 @@ def coverage(
 
 
 def _is_in_hull(grid: Array, point: Array) -> bool:
-    """Whether a point is a convex combination of the atoms: a feasibility problem, in any dimension."""
-    equalities = np.vstack([grid.T, np.ones(len(grid))])
-    target = np.append(point, 1.0)
-    return bool(linprog(np.zeros(len(grid)), A_eq=equalities, b_eq=target, method="highs").status == 0)
+    """Whether a point is a convex combination of the atoms: non-negative least squares, in any dimension."""
+    offsets = (grid - point).T
+    equalities = np.vstack([offsets / (np.abs(offsets).max() or 1.0), np.ones(len(grid))])
+    return bool(nnls(equalities, np.append(np.zeros(len(offsets)), 1.0))[1] < 1e-9)

@@ -9,7 +9,7 @@ block of episodes is random: under separation their mean is zero, whatever the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,6 +42,10 @@ class SeparatedParts(NamedTuple):
     reward: Array
     continuation: Array
 
+    def astype(self, dtype: npt.DTypeLike) -> SeparatedParts:
+        """The same in another precision."""
+        return SeparatedParts(*(array.astype(dtype) for array in self))
+
 
 @dataclass(frozen=True)
 class Separation:
@@ -68,7 +72,7 @@ class Separation:
 
 
 def separation(
-    blocks: Callable[[], Iterable[SeparatedParts]],
+    blocks: Iterable[SeparatedParts],
     held_out: Array,
     ridge: float,
     scale: float,
@@ -78,8 +82,8 @@ def separation(
 
     Parameters
     ----------
-    blocks : callable
-        Gives the transitions by blocks of whole episodes; called twice.
+    blocks : iterable of SeparatedParts
+        The transitions by blocks of whole episodes; they are kept in single precision.
     held_out : (n, r) array
         Features ψ of the inputs where the targets are compared.
     ridge : float
@@ -89,12 +93,13 @@ def separation(
     random_state : int
         Seed of the signs.
     """
-    gram, responses, n = _moments(blocks())
+    parts = [part.astype(np.float32) for part in blocks]
+    gram, responses, n = _moments(part.astype(np.float64) for part in parts)
     factor = cho_factor(gram + n * ridge * np.eye(len(gram)), lower=True)
     fitted = cho_solve(factor, responses)
     root = np.linalg.qr(held_out / np.sqrt(len(held_out)), mode="r")
     fields = []
-    for part in blocks():
+    for part in (part.astype(np.float64) for part in parts):
         error = np.hstack([part.reward, part.continuation]) - part.features @ fitted
         reward, continuation = (np.ascontiguousarray(half) for half in np.hsplit(error, 2))
         rotated = as_complex(continuation)

@@ -95,14 +95,14 @@ def blocks_of(covariance, n_blocks=20, n=200, seed=0):
         parts.append(
             SeparatedParts(x, np.column_stack([x[:, 0] + noise[0], zero]), np.column_stack([noise[1], zero]))
         )
-    return lambda: parts
+    return parts
 
 
 def test_separation__estimates_the_covariance():
     """Ê[(e − ρ)(c − c̄) | x] of constant covariance 0.3, regressed on a feature through the origin."""
     held_out = np.full((5, 1), 1.0)
     found = separation(blocks_of(0.3), held_out, 1e-9, 1.0)
-    x = np.concatenate([part.features for part in blocks_of(0.3)()])
+    x = np.concatenate([part.features for part in blocks_of(0.3)])
     expected = 0.3 * x.sum() / (x**2).sum()
     assert found.difference == pytest.approx(expected, rel=0.1)
     assert found.p_value == pytest.approx(0.001)
