@@ -122,12 +122,39 @@ def test_interval__methods():
     draws = Draws(np.array([60.0]), values, np.ones((101, 5)))
     assert draws.interval(0.9, "percentile").low[0] == pytest.approx(5)
     assert draws.interval(0.9, "basic").low[0] == pytest.approx(120 - 95)
-    reach = 1.6602343 * values.std(ddof=1)  # Student's quantile with 100 degrees of freedom
-    np.testing.assert_allclose(draws.interval(0.9), [[60 - reach], [60 + reach]], rtol=1e-6)
+    # Student's quantile with 100 degrees of freedom. Draws from five blocks vary by 4/5 too little.
+    reach = 1.6602343 * np.sqrt(5 / 4) * values.std(ddof=1)
+    np.testing.assert_allclose(draws.interval(0.9, bias=0), [[60 - reach], [60 + reach]], rtol=1e-6)
     with pytest.raises(ValueError, match="level must lie"):
         draws.interval(1.0)
     with pytest.raises(ValueError, match="method must be"):
         draws.interval(method="exact")
+    with pytest.raises(ValueError, match="bias must be"):
+        draws.interval(bias=-1.0)
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_interval__allows_for_a_bias(bias, level):
+    """Of estimates that are off by so many standard errors, with standard errors from 30 replicates."""
+    rng = np.random.default_rng(0)
+    estimates = bias + rng.standard_normal(40_000)
+    values = np.sqrt(19 / 20) * rng.standard_normal((30, 40_000))
+    low, high = Draws(estimates, values, np.ones((30, 20))).interval(level, bias=bias)
+    assert np.mean((low <= 0) & (high >= 0)) == pytest.approx(level, abs=0.012)
+
+
+def test_standard_error__of_a_mean():
+    """Blocks drawn with replacement: on average the usual standard error of a mean of twenty blocks."""
+    rng = np.random.default_rng(0)
+    found, expected = [], []
+    for _ in range(200):
+        blocks = rng.standard_normal(20)
+        counts = rng.multinomial(20, np.full(20, 0.05), size=400)
+        draws = Draws(np.array(blocks.mean()), counts @ blocks / 20, counts)
+        found.append(draws.standard_error**2)
+        expected.append(blocks.var(ddof=1) / 20)
+    assert np.mean(found) == pytest.approx(np.mean(expected), rel=0.01)
 
 
 @pytest.mark.parametrize(
