@@ -213,7 +213,8 @@ def render(summary: dict[str, Any], console: Console) -> None:
         title_justify="left",
         caption="±: standard error over datasets. Unbiased: by intervals that allow for no bias. Lowest: of "
         "a single entry. Bias: root mean square of what the estimates are off on average, which no "
-        "resampling sees; deviation: what they vary by between datasets; standard error: what the bootstrap says of that.",
+        "resampling sees; deviation: what they vary by between datasets; standard error: what the bootstrap "
+        "says of that.",
         caption_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
