@@ -204,3 +204,38 @@ def test_dictionary__survives_json(length_scale):
     again = Matern.from_dict(json.loads(json.dumps(kernel.to_dict())))
     assert again == kernel
     assert hash(again) == hash(kernel)
+
+
+@pytest.mark.parametrize("nu", [1.5, 2.5, 5.5, 10.5])
+def test_single_precision__is_accurate_at_every_distance(nu):
+    """To a few units in the last place where the kernel is not small, and to 10⁻⁶ of k(x, x) everywhere."""
+    kernel = Matern(nu, 0.7, 1.3)
+    x = np.linspace(0.0, 40.0, 20_001)[:, None]
+    origin = np.zeros((1, 1))
+    exact = kernel(x, origin)[:, 0]
+    single = kernel(x, origin, out=np.empty((len(x), 1), np.float32))[:, 0]
+    np.testing.assert_allclose(single, exact, atol=1e-6 * kernel.sigma**2)
+    near = exact > 1e-3
+    np.testing.assert_allclose(single[near], exact[near], rtol=3e-6)
+    assert single[0] == np.float32(kernel.sigma**2)
+    assert (single >= 0).all()
+    assert single[-1] == 0
+
+
+def test_single_precision__into_any_memory():
+    """Rows or columns apart from each other, or in one piece: the same values, and nothing else touched."""
+    rng = np.random.default_rng(0)
+    x, y, kernel = rng.normal(size=(700, 3)), rng.normal(size=(200, 3)), Matern(5.5, 2.0)
+    expected = kernel(x, y, out=np.empty((700, 200), np.float32))
+    wide = np.full((700, 402), -1.0, np.float32)
+    np.testing.assert_array_equal(kernel(x, y, out=wide[:, 1:201]), expected)
+    assert (wide[:, [0, *range(201, 402)]] == -1).all()
+    np.testing.assert_array_equal(kernel(x, y, out=wide[:, 0:400:2]), expected)
+    assert (wide[:, 401] == -1).all()
+
+
+def test_single_precision__not_a_number_stays_one():
+    x = np.array([[0.0], [np.nan]])
+    values = Matern(5.5)(x, np.zeros((1, 1)), out=np.empty((2, 1), np.float32))
+    assert values[0, 0] == 1
+    assert np.isnan(values[1, 0])
