@@ -28,6 +28,7 @@ __all__ = [
     "by_rows",
     "checked_inputs",
     "checked_returns",
+    "embed",
     "exact_operators",
     "operator_blocks",
     "return_space",
@@ -79,6 +80,15 @@ def by_rows(inputs: Array, function: Callable[[Array], Array], rows: int = ROWS)
 def weights(model: KEDRL, inputs: Array) -> Array:
     """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
     return by_rows(inputs, lambda x: model.input_kernel_(x, model.basis_) @ model.coefficients_)
+
+
+def embed(model: KEDRL, inputs: Array, at: npt.ArrayLike) -> Array:
+    """Values of the embedding at each input, at common return points or at each its own; (n, g)."""
+    omega, kernel = weights(model, inputs), model.return_kernel_
+    at = checked_returns(at, len(omega), model.grid_.shape[1])
+    if at.ndim == 2:
+        return omega @ kernel(model.grid_, at)
+    return np.stack([w @ kernel(model.grid_, z) for w, z in zip(omega, at, strict=True)])
 
 
 def bellman_risk(model: KEDRL, inputs: Array) -> Array:

@@ -15,9 +15,9 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "exact", "fused", "grid", "kernels", "mixtures", "noise", "nystrom",
-        "operators", "paired", "policies", "precondition", "ratio", "recovery", "scratch", "separation",
-        "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
+        "criterion", "design", "exact", "functionals", "fused", "grid", "kernels", "mixtures", "noise",
+        "nystrom", "operators", "overlap", "paired", "policies", "precondition", "ratio", "recovery",
+        "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
     },
     # Storage and execution.
     2: {
@@ -27,9 +27,10 @@ FLOORS = {
     },
     # What people touch.
     3: {
-        "__init__", "__main__", "bootstrap", "choices", "cli", "conditioning", "datasets", "demo",
-        "diagnostics", "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots",
-        "reference", "report", "separating", "settings", "streaming", "study", "sums",
+        "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "comparison", "conditioning",
+        "contrasts", "datasets", "demo", "diagnostics", "evaluation", "fitting", "gate", "model", "pairing",
+        "persist", "planning", "plots", "reference", "report", "results", "separating", "settings",
+        "streaming", "study", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}
