@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,13 +37,13 @@ class FittedEmbedding(Embedding):
         What the gate found, whether it was accepted or only a warning.
     accepted : tuple of str
         Codes of findings for which answers were not to be refused.
-    facts : dict
-        Versions, seed, fingerprint of the data and settings of the fit, for :meth:`dataset`.
+    model : KEDRL
+        The fit.
     """
 
     findings: tuple[Finding, ...]
     accepted: tuple[str, ...]
-    facts: Mapping[str, str]
+    model: KEDRL = field(repr=False)
 
     def recover(self, **settings: Any) -> Recovered:
         """Laws near the embeddings; refused where the recovery did not converge, unless accepted."""
@@ -71,7 +71,7 @@ class FittedEmbedding(Embedding):
         """
         law = self.recover(**settings)
         found = (*self.findings, *law_findings(law))
-        attributes = {**self.facts, **results.verdict(found, self.accepted)}
+        attributes = results.provenance(self.model) | results.verdict(found, self.accepted)
         return results.law_dataset({label: law}, levels, tail).assign_attrs(attributes)
 
 
@@ -81,19 +81,14 @@ def fitted_embedding(
     """See :meth:`kedrl_dask.KEDRL.embedding`."""
     coefficients = coefficients_at(model, state, action)
     found = enforce([*model_findings(model), *mass_findings(coefficients)], accept)
-    return FittedEmbedding(
-        coefficients, model.grid_, model.return_kernel_, found, tuple(accept), results.provenance(model)
-    )
+    return FittedEmbedding(coefficients, model.grid_, model.return_kernel_, found, tuple(accept), model)
 
 
 def coefficients_at(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Array:
     """Signed coefficients at inputs, or at states, averaged over a policy's actions there; (n, m)."""
     if not isinstance(action, Policy):
         return evaluation.weights(model, evaluation.checked_inputs(model, state, action))
-    state = np.asarray(state, dtype=np.float64)
-    dim = model.diagnostics_["sizes"]["state_dim"]
-    if state.ndim != 2 or state.shape[1] != dim:
-        raise ValueError(f"state has shape {state.shape}, expected (n, {dim}): one row per state")
+    state = evaluation.checked_columns("state", state, model.diagnostics_["sizes"]["state_dim"])
     actions, weights = action.draws(state, N_DRAWS, np.random.default_rng([model.random_state, 15]))
     total = np.zeros((len(state), len(model.grid_)))
     for weight, drawn in zip(weights, actions, strict=True):

@@ -18,11 +18,13 @@ from kedrl_dask import results
 from kedrl_dask.answers import N_DRAWS, coefficients_at
 from kedrl_dask.bootstrap import Bootstrap, Draws
 from kedrl_dask.contrasts import INTERVAL_PARTS, Summaries, contrasts, intervals, thresholds
+from kedrl_dask.evaluation import checked_columns, joined_inputs
 from kedrl_dask.execute import Executor
 from kedrl_dask.fitting import workspace
 from kedrl_dask.gate import Finding, enforce, law_findings, mass_findings, model_findings
 from kedrl_dask.model import KEDRL
 from kedrl_dask.overlap import action_overlap
+from kedrl_dask.persist import parameters
 from kedrl_dask.policies import Policy
 from kedrl_dask.recovery import Recovered, RecoverySettings, recover_law
 from kedrl_dask.transitions import TransitionStore
@@ -177,8 +179,8 @@ def compare(
         Where results would mislead, before the bootstrap.
     """
     store = store if isinstance(store, TransitionStore) else TransitionStore.open(store)
-    asked = _inputs(policies, at)
-    _check(estimator, n_replicates, interval)
+    _check(estimator, n_replicates, {"interval": interval, "tail": tail, "levels": levels}, accept)
+    asked = _inputs(store, policies, at)
     settings = RecoverySettings(**(recovery or {}))
     with workspace(store, cache) as space:
         shared: dict[str, Any] = {"executor": executor, "cache": space.directory, "progress": progress}
@@ -213,6 +215,7 @@ def compare(
             results.law_dataset(laws, levels, tail),
             intervals(summaries, list(draws.values()), interval),
             contrasts(summaries, estimates, draws, interval),
+            _asked(asked),
             _edges(edges),
             _overlaps(store, policies, models),
         ],
@@ -228,33 +231,38 @@ def compare(
     return Comparison(dataset, tuple(found), tuple(accept), models, laws)
 
 
-def _inputs(policies: Mapping[str, Policy], at: Any) -> dict[str, tuple[Any, Any]]:
+def _inputs(store: TransitionStore, policies: Mapping[str, Policy], at: Any) -> dict[str, tuple[Any, Any]]:
     """State and action, or state and policy, at which each policy is looked at."""
     if not policies or not all(isinstance(name, str) for name in policies):
         raise ValueError(f"compare: policies must be a dict of at least one by name, got {policies!r}")
     if not (isinstance(at, tuple) and len(at) == 2):
         raise ValueError(
-            "compare: at must be (state, action), or (state, None) for laws of states, "
-            f"got {type(at).__name__}"
+            f"compare: at must be (state, action), or (state, None) for laws of states, got {at!r}"
         )
     state, action = at
     if action is None:
+        checked_columns("state", state, store.state_dim)
         return {name: (state, policy) for name, policy in policies.items()}
-    if not isinstance(action, Mapping):
-        return dict.fromkeys(policies, (state, action))
-    if set(action) != set(policies):
-        raise ValueError(f"compare: actions are of {sorted(action)}, the policies are {sorted(policies)}")
-    return {name: (state, action[name]) for name in policies}
+    actions: dict[str, Any] = dict(action if isinstance(action, Mapping) else dict.fromkeys(policies, action))
+    if set(actions) != set(policies):
+        raise ValueError(f"compare: actions are of {sorted(actions)}, the policies are {sorted(policies)}")
+    for given in actions.values():
+        joined_inputs(state, given, store.state_dim, store.action_dim)
+    return {name: (state, actions[name]) for name in policies}
 
 
-def _check(estimator: KEDRL, n_replicates: int, interval: float) -> None:
+def _check(estimator: KEDRL, n_replicates: int, shares: Mapping[str, Any], accept: Sequence[str]) -> None:
     """Refuse before the fits what would fail after them."""
     if not isinstance(estimator, KEDRL):
         raise ValueError(f"compare: estimator must be a KEDRL, got {type(estimator).__name__}")
     if not isinstance(n_replicates, int) or n_replicates < 0 or n_replicates == 1:
         raise ValueError(f"compare: n_replicates must be 0 or an integer ≥ 2, got {n_replicates!r}")
-    if not 0 < interval < 1:
-        raise ValueError(f"compare: interval must lie strictly between 0 and 1, got {interval!r}")
+    for name, share in shares.items():
+        values = np.asarray(share, dtype=np.float64)
+        if values.size == 0 or not ((values > 0) & (values < 1)).all():
+            raise ValueError(f"compare: {name} must lie strictly between 0 and 1, got {share!r}")
+    enforce((), accept)
+    parameters(estimator)  # they are written with the results
     given = estimator.get_params(deep=False)
     if n_replicates and (given["construction"] != "separated" or given["operators"] != "features"):
         raise ValueError(
@@ -299,7 +307,8 @@ def _edge_mass(law: Recovered) -> tuple[Array, Array]:
     margin = EDGE * (high - low)
     sides = zip(low + margin, high - margin, strict=True)
     below, above = zip(*((law.cdf(a, c), 1 - law.cdf(b, c)) for c, (a, b) in enumerate(sides)), strict=True)
-    return np.stack(below, axis=1), np.stack(above, axis=1)
+    # Weights sum to one up to rounding.
+    return np.stack(below, axis=1), np.maximum(np.stack(above, axis=1), 0.0)
 
 
 def _edge_findings(edges: tuple[Array, Array], name: str) -> list[Finding]:
@@ -315,6 +324,15 @@ def _edge_findings(edges: tuple[Array, Array], name: str) -> list[Finding]:
             "raise grid_expansion, or give reward_bounds or a wider grid", name,
         )
     ]  # fmt: skip
+
+
+def _asked(asked: Mapping[str, tuple[Any, Any]]) -> xr.Dataset:
+    """The inputs; of laws of states there is no action."""
+    states, actions = zip(*asked.values(), strict=True)
+    found = xr.Dataset({"input_state": (("input", "state"), np.asarray(states[0], dtype=np.float64))})
+    if not isinstance(actions[0], Policy):
+        found["input_action"] = (("policy", "input", "action"), np.array(actions, dtype=np.float64))
+    return found
 
 
 def _edges(edges: Mapping[str, tuple[Array, Array]]) -> xr.Dataset:

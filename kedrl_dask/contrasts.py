@@ -21,8 +21,9 @@ Array = npt.NDArray[Any]
 
 #: Difference of distribution functions below which they count as equal.
 DOMINANCE_TOLERANCE = 0.01
-#: Bandwidths beyond the outermost atoms at which distribution functions are compared too.
-BEYOND = np.arange(1, 4)
+#: Steps at which smoothed distribution functions are compared, and how far beyond the outermost atoms, in
+#: bandwidths; and the most steps.
+STEP, BEYOND, MOST_THRESHOLDS = 0.25, 3, 400
 #: A summary, and with a bootstrap its standard error and the ends of its interval.
 INTERVAL_PARTS = ("", "_standard_error", "_low", "_high")
 
@@ -67,13 +68,18 @@ class Summaries:
 
 
 def thresholds(law: Mixture) -> Array:
-    """Where distribution functions are compared: at the atoms, and a little beyond them; (d, T).
+    """Where distribution functions are compared, as many for each coordinate; (d, T).
 
-    Without smoothing they are constant between atoms; with it, they hardly change from one to the next.
+    Without smoothing they change at atoms only. With it, they are compared at steps of a quarter of the
+    bandwidth, which miss the largest difference by less than 0.004: |F″| ≤ 0.25/h² for each of the two.
     """
-    atoms = np.sort(law.atoms, axis=0).T
-    reach = law.bandwidth[:, None] * BEYOND
-    return np.hstack([atoms[:, :1] - reach[:, ::-1], atoms, atoms[:, -1:] + reach])
+    columns = []
+    for y, h in zip(law.atoms.T, law.bandwidth, strict=True):
+        low, high = y.min() - BEYOND * h, y.max() + BEYOND * h
+        n_steps = 0 if h == 0 else min(int(np.ceil((high - low) / (STEP * h))), MOST_THRESHOLDS)
+        columns.append(np.unique(y) if h == 0 else np.linspace(low, high, n_steps + 1))
+    longest = max(len(column) for column in columns)
+    return np.stack([np.pad(column, (0, longest - len(column)), mode="edge") for column in columns])
 
 
 def intervals(summaries: Summaries, draws: Sequence[Draws], interval: float) -> xr.Dataset:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 __all__ = [
     "bellman_risk",
     "by_rows",
+    "checked_columns",
     "checked_inputs",
     "checked_returns",
     "embed",
     "exact_operators",
+    "joined_inputs",
     "operator_blocks",
     "return_space",
     "weights",
@@ -45,18 +47,26 @@ def checked_inputs(model: KEDRL | ConditionalEmbedding, state: npt.ArrayLike, ac
     """Join state and action, checked against the data that the model was fitted on."""
     check_is_fitted(model)
     dims = model.diagnostics_["sizes"]
-    arrays = []
-    for name, given in (("state", state), ("action", action)):
-        array, dim = np.asarray(given, dtype=np.float64), dims[f"{name}_dim"]
-        if array.ndim != 2 or array.shape[1] != dim:
-            raise ValueError(f"{name} has shape {array.shape}, expected (n, {dim}): one row per input")
-        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
-        if bad.size:
-            raise ValueError(f"{name}, row {bad[0]}: {array[bad[0]].tolist()} is not finite")
-        arrays.append(array)
-    if len(arrays[0]) != len(arrays[1]):
-        raise ValueError(f"state has {len(arrays[0])} rows and action {len(arrays[1])}; they must agree")
-    return np.hstack(arrays)
+    return joined_inputs(state, action, dims["state_dim"], dims["action_dim"])
+
+
+def joined_inputs(state: npt.ArrayLike, action: npt.ArrayLike, state_dim: int, action_dim: int) -> Array:
+    """State and action side by side, once they have as many rows and the right columns; (n, p + q)."""
+    state, action = checked_columns("state", state, state_dim), checked_columns("action", action, action_dim)
+    if len(state) != len(action):
+        raise ValueError(f"state has {len(state)} rows and action {len(action)}; they must agree")
+    return np.hstack([state, action])
+
+
+def checked_columns(name: str, given: npt.ArrayLike, dim: int) -> Array:
+    """Finite rows with as many columns as the data have."""
+    array = np.asarray(given, dtype=np.float64)
+    if array.ndim != 2 or array.shape[1] != dim:
+        raise ValueError(f"{name} has shape {array.shape}, expected (n, {dim}): one row per input")
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    if bad.size:
+        raise ValueError(f"{name}, row {bad[0]}: {array[bad[0]].tolist()} is not finite")
+    return array
 
 
 def checked_returns(at: npt.ArrayLike, n_inputs: int, dim: int) -> Array:

@@ -9,7 +9,7 @@ lie outside [0, 1]. Probabilities are those of a recovered law, :mod:`kedrl_dask
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -214,7 +214,7 @@ class Expectation:
     """
 
     value: Array
-    function: KernelFunction
+    function: KernelFunction = field(repr=False)
     bias: Array
 
     @property

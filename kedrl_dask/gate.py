@@ -31,8 +31,12 @@ Array = npt.NDArray[Any]
 
 #: Effective sample size of η̂, as a share of the transitions, below which few transitions decide.
 SMALL_ESS = 0.1
-#: Grid: share of shifted points outside the hull, and projection residual of nine in ten, that are too large.
-LARGE_OUTSIDE, LARGE_PROJECTION = 0.1, 0.5
+#: Share of points r + γz outside the grid's hull that is worth a warning, and that is too large. In the
+#: simulation study 100 automatic atoms leave 6 to 9 % outside, 40 atoms 15 to 23 %, and 100 atoms at one-step
+#: rewards instead of returns 14 to 16 % with γ = 0.7 and 30 % with γ = 0.9.
+LARGE_OUTSIDE, TOO_LARGE_OUTSIDE = 0.15, 0.25
+#: Projection residual of nine in ten of them that is too large; it is 0.2 with 40 automatic atoms.
+LARGE_PROJECTION = 0.3
 #: How far the sum of coefficients may be from one.
 LARGE_MASS_ERROR = 0.1
 
@@ -134,13 +138,14 @@ def model_findings(model: KEDRL, subject: str = "") -> list[Finding]:
             )
         )  # fmt: skip
     outside, p90 = 1 - grid["inside"], grid["p90"]
-    if not (outside <= LARGE_OUTSIDE and p90 <= LARGE_PROJECTION):
+    is_covered = outside <= TOO_LARGE_OUTSIDE and p90 <= LARGE_PROJECTION
+    if not is_covered or outside > LARGE_OUTSIDE:
         found.append(
             Finding(
-                "coverage", "refuse",
-                f"the return grid does not hold what the Bellman equation moves onto it: {outside:.1%} of "
-                f"the points r + γz are outside its hull (at most {LARGE_OUTSIDE:.0%}), and one in ten has a "
-                f"projection residual above {p90:.2f} (at most {LARGE_PROJECTION})",
+                "coverage", "warn" if is_covered else "refuse",
+                f"the return grid covers the Bellman image poorly: {outside:.1%} of the points r + γz are "
+                f"outside its hull (at most {TOO_LARGE_OUTSIDE:.0%}), and one in ten has a projection "
+                f"residual above {p90:.2f} (at most {LARGE_PROJECTION})",
                 "raise n_atoms or grid_expansion, or give reward_bounds or a grid", subject,
             )
         )  # fmt: skip

@@ -93,7 +93,7 @@ def law_dataset(
         values = summarise(law, levels, tail) | {
             "weight": law.weights,
             "coefficient_mass": law.coefficients.sum(axis=1),
-            "residual": law.relative_residual,
+            "relative_residual": law.relative_residual,
             "gap": law.gap,
             **{f"flag_{name}": flag for name, flag in law.flags.items()},
         }
@@ -116,7 +116,7 @@ def law_dataset(
     meanings = SUMMARIES | {
         "weight": "probability of each atom",
         "coefficient_mass": "sum of the signed coefficients; 1 is right",
-        "residual": "distance of the law from the embedding, relative to its norm",
+        "relative_residual": "distance of the law from the embedding, relative to its norm",
         "gap": "how far the matching is above its minimum, at most",
         "bandwidth": "standard deviation of the Gaussian smoothing of each coordinate",
     }
@@ -137,7 +137,7 @@ def _recovery(law: Recovered) -> dict[str, Any]:
     return values | {"projected": supports}
 
 
-def provenance(model: KEDRL) -> dict[str, str]:
+def provenance(model: KEDRL) -> dict[str, Any]:
     """Where results come from, as attributes: versions, seed, fingerprint of the data, settings."""
     versions = {
         "kedrl_dask": __version__,
@@ -146,7 +146,7 @@ def provenance(model: KEDRL) -> dict[str, str]:
     }
     return {
         "versions": json.dumps(versions),
-        "seed": str(model.random_state),
+        "seed": model.random_state,
         "fingerprint": model.diagnostics_["data"],
         "settings": json.dumps(persist.parameters(model)),
     }
