@@ -39,7 +39,7 @@ EDGE, LARGE_EDGE_MASS = 0.05, 0.1
 OVERLAP_SAMPLE = 2_000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
     """Policies side by side; made by :func:`compare`.
 
@@ -103,7 +103,7 @@ class Comparison:
         """Write :attr:`dataset` to a new path; ``xarray.open_zarr(path, consolidated=False)`` reads it."""
         results.write_zarr(self.dataset, path)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The table, and every finding below it."""
         lines = [self.table.to_string(index=False), *(str(finding) for finding in self.findings)]
         return "\n".join([*lines, *([f"accepted: {', '.join(self.accepted)}"] if self.accepted else [])])

@@ -402,7 +402,7 @@ class KEDRL(BaseEstimator):
         Settings are those of :class:`kedrl_dask.recovery.RecoverySettings`: ``ridge``, ``bandwidth``,
         ``projected`` and others. The laws have ``mean()``, ``covariance()``, ``cdf``, ``quantile``,
         ``cvar``, ``density``, ``pmf`` and ``prob``; ``residual``, ``converged``, ``sensitivity`` and
-        ``flags`` are there to judge them by.
+        ``flags`` are there to judge them by. Nothing is refused here, as it is by :meth:`embedding`.
         """
         given = RecoverySettings(**settings)
         return recover_law(self.weights(state, action), self.grid_, self.return_kernel_, given)
