@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import re
+from io import StringIO
 
 import numpy as np
 import pytest
 import xarray
+from rich.console import Console
 
 from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, functionals, policies, report, results
 from kedrl_dask.answers import N_DRAWS
@@ -123,7 +125,9 @@ def test_mass__inputs_far_from_the_data(model):
     model.embedding(STATE, ACTION)
     coefficients = np.array([[0.5, 0.6 - 1e-9], [0.5, 0.4], [0.5, 0.61]])
     assert "at 1 of 3 inputs" in mass_findings(coefficients)[0].sentence
-    assert mass_findings(coefficients[:2]) == []
+    coefficients[0] = 0.2
+    assert "at input 0 it is 0.400" in mass_findings(coefficients)[0].sentence
+    assert mass_findings(coefficients[1:2]) == []
 
 
 def test_held_out_mass__is_a_warning(model):
@@ -167,6 +171,9 @@ def test_enforce__names_all_findings_and_the_policy():
 def test_report__carries_the_findings(model):
     model.diagnostics_.update(BAD["ess"][0])
     assert [finding["code"] for finding in report.summary(model)["findings"]] == ["ess"]
+    console = Console(file=StringIO(), width=300)
+    report.render(model, console=console)
+    assert "ess: the effective sample size of the density ratio is 5.2%" in console.file.getvalue()
 
 
 def literal_state_law(model, state, policy):

@@ -34,7 +34,9 @@ def test_expect__function_of_the_rkhs_is_a_double_sum():
     np.testing.assert_array_equal(found.bias, 0)
 
 
-@pytest.mark.parametrize("function", [utility, below(0.2, 1, width=0.4), above(-0.1, 0)], ids=str)
+@pytest.mark.parametrize(
+    "function", [utility, below(0.2, 1, width=0.4), above(-0.1, 0)], ids=["utility", "below", "above"]
+)
 @pytest.mark.parametrize("ridge", [1e-4, 1e-1])
 def test_expect__proxy_is_the_literal_one(function, ridge):
     mu = embedding()
@@ -60,7 +62,7 @@ def literal_left_out(grid, g, ridge):
     return total
 
 
-@pytest.mark.parametrize("function", [utility, below(0.2, 1)], ids=str)
+@pytest.mark.parametrize("function", [utility, below(0.2, 1)], ids=["utility", "below"])
 def test_interpolate__automatic_ridge_has_the_least_error_at_left_out_atoms(function):
     grid = embedding(m=14).grid
     found = interpolate(function, grid, KERNEL)
