@@ -219,6 +219,8 @@ def compare(
             _edges(edges),
             _overlaps(store, policies, models),
         ],
+        join="exact",
+        compat="equals",
         combine_attrs="drop_conflicts",
     )
     dataset.attrs |= {
@@ -348,15 +350,19 @@ def _overlaps(
     seed = next(iter(models.values())).random_state
     sample = store.sample(OVERLAP_SAMPLE, np.random.default_rng([seed, 16]))
     sample = sample.select(~sample.terminal)
-    found = []
+    found: dict[str, list[Any]] = {}
     for name, policy in policies.items():
         actions, weights = policy.draws(sample.next_state, N_DRAWS, np.random.default_rng([seed, 17]))
         overlap = action_overlap(
             sample.inputs, sample.episode, sample.next_state, sample.next_action, actions, weights,
             models[name].input_kernel_,
         )  # fmt: skip
-        values = {key: ("action", value) if np.ndim(value) else value for key, value in vars(overlap).items()}
         ratio = models[name].diagnostics_["ratio"]
-        values["ess"] = np.nan if ratio is None else ratio["effective_sample_size"]
-        found.append(xr.Dataset(values))
-    return xr.concat(found, "policy").assign_coords(action=np.arange(store.action_dim))
+        ess = np.nan if ratio is None else ratio["effective_sample_size"]
+        for key, value in (vars(overlap) | {"ess": ess}).items():
+            found.setdefault(key, []).append(value)
+    dims = "policy", "action"
+    return xr.Dataset(
+        {key: (dims[: np.ndim(values)], np.stack(values)) for key, values in found.items()},
+        coords={"action": np.arange(store.action_dim)},
+    )

@@ -123,7 +123,7 @@ def contrasts(
     found["dominant"] = (("pair", "input", "coordinate"), np.stack(names))
     if draws:
         of_pairs = [draws[later] - draws[sooner] for sooner, later in pairs]
-        found = found.merge(_labelled(summaries, of_pairs, interval, "pair", "_difference"))
+        found.update(_labelled(summaries, of_pairs, interval, "pair", "_difference"))
         again = np.stack([dominance(summaries.unpack(d.values)["cdf"]) for d in of_pairs])
         found["share"] = (("pair", "input", "coordinate"), (again == sign[:, None]).mean(axis=1))
     return found.assign_coords(

@@ -14,8 +14,11 @@ from rich.console import Console
 
 from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, functionals, policies, report, results
 from kedrl_dask.answers import N_DRAWS
+from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.datasets.marginals import CentredMarginal
+from kedrl_dask.datasets.points import evaluation_points
 from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.gate import Finding, enforce, law_findings, mass_findings, model_findings
+from kedrl_dask.gate import CODES, Finding, enforce, law_findings, mass_findings, model_findings
 from kedrl_dask.solvers import PCG
 from tests import dense
 from tests.conftest import make_episodes
@@ -258,3 +261,22 @@ def test_dataset__laws_on_other_atoms_are_refused(model, store):
     laws = {"a": model.recover(STATE, ACTION), "b": model.recover(STATE[:2], ACTION[:2])}
     with pytest.raises(ValueError, match="'b' has other atoms or inputs than that of 'a'"):
         results.law_dataset(laws)
+
+
+def test_bias__explains_what_smoothing_does_to_a_tail_probability(tmp_path):
+    """On the simulation study, where the truth is known: a wide step is off by about the bias reported."""
+    pair = simulation.PAIRS["uniform-gaussian"]
+    store = simulation.write(tmp_path / "store", pair, 3_000, seed=2)
+    sizes = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 100, "n_features": 64, "n_conditioning": 400}
+    kernel = Matern(5.5, (4.5, 4.5, 4.5, 4.5, 4.5, 4.5))
+    model = KEDRL(0.7, input_kernel=kernel, **sizes)
+    model.fit(store, pair.target, executor=ThreadExecutor(1), progress="none")
+    state, action = evaluation_points("uniform-gaussian")
+    law = truth.return_law(state, action, pair.target, 0.7)
+    ends = law.mean[:, 0] + CentredMarginal.build(law, 0).quantile(0.1)
+    mu = [model.embedding(state[i : i + 1], action[i : i + 1], CODES) for i in range(len(state))]
+    found = [m.expect(functionals.below(t, width=1.0)) for m, t in zip(mu, ends, strict=True)]
+    error = np.array([answer.value[0] - 0.1 for answer in found])
+    bias = np.array([answer.bias[0] for answer in found])
+    assert error.mean() > 0.05
+    assert np.abs(error - bias).mean() < 0.5 * np.abs(error).mean()
