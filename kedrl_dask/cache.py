@@ -35,6 +35,11 @@ class Cache:
         path.mkdir(parents=True, exist_ok=True)
         self._path = path.resolve()
 
+    @property
+    def directory(self) -> Path:
+        """The directory."""
+        return self._path
+
     def path(self, kind: str, facts: Facts) -> Path:
         """Where the result is or will be."""
         return self._path / f"{kind}-{fingerprint(facts)}"

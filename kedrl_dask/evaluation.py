@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 __all__ = [
     "bellman_risk",
     "by_rows",
+    "checked_columns",
     "checked_inputs",
     "checked_returns",
+    "embed",
     "exact_operators",
+    "joined_inputs",
     "operator_blocks",
     "return_space",
     "weights",
@@ -44,18 +47,26 @@ def checked_inputs(model: KEDRL | ConditionalEmbedding, state: npt.ArrayLike, ac
     """Join state and action, checked against the data that the model was fitted on."""
     check_is_fitted(model)
     dims = model.diagnostics_["sizes"]
-    arrays = []
-    for name, given in (("state", state), ("action", action)):
-        array, dim = np.asarray(given, dtype=np.float64), dims[f"{name}_dim"]
-        if array.ndim != 2 or array.shape[1] != dim:
-            raise ValueError(f"{name} has shape {array.shape}, expected (n, {dim}): one row per input")
-        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
-        if bad.size:
-            raise ValueError(f"{name}, row {bad[0]}: {array[bad[0]].tolist()} is not finite")
-        arrays.append(array)
-    if len(arrays[0]) != len(arrays[1]):
-        raise ValueError(f"state has {len(arrays[0])} rows and action {len(arrays[1])}; they must agree")
-    return np.hstack(arrays)
+    return joined_inputs(state, action, dims["state_dim"], dims["action_dim"])
+
+
+def joined_inputs(state: npt.ArrayLike, action: npt.ArrayLike, state_dim: int, action_dim: int) -> Array:
+    """State and action side by side, once they have as many rows and the right columns; (n, p + q)."""
+    state, action = checked_columns("state", state, state_dim), checked_columns("action", action, action_dim)
+    if len(state) != len(action):
+        raise ValueError(f"state has {len(state)} rows and action {len(action)}; they must agree")
+    return np.hstack([state, action])
+
+
+def checked_columns(name: str, given: npt.ArrayLike, dim: int) -> Array:
+    """Finite rows with as many columns as the data have."""
+    array = np.asarray(given, dtype=np.float64)
+    if array.ndim != 2 or array.shape[1] != dim:
+        raise ValueError(f"{name} has shape {array.shape}, expected (n, {dim}): one row per input")
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    if bad.size:
+        raise ValueError(f"{name}, row {bad[0]}: {array[bad[0]].tolist()} is not finite")
+    return array
 
 
 def checked_returns(at: npt.ArrayLike, n_inputs: int, dim: int) -> Array:
@@ -79,6 +90,15 @@ def by_rows(inputs: Array, function: Callable[[Array], Array], rows: int = ROWS)
 def weights(model: KEDRL, inputs: Array) -> Array:
     """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
     return by_rows(inputs, lambda x: model.input_kernel_(x, model.basis_) @ model.coefficients_)
+
+
+def embed(model: KEDRL, inputs: Array, at: npt.ArrayLike) -> Array:
+    """Values of the embedding at each input, at common return points or at each its own; (n, g)."""
+    omega, kernel = weights(model, inputs), model.return_kernel_
+    at = checked_returns(at, len(omega), model.grid_.shape[1])
+    if at.ndim == 2:
+        return omega @ kernel(model.grid_, at)
+    return np.stack([w @ kernel(model.grid_, z) for w, z in zip(omega, at, strict=True)])
 
 
 def bellman_risk(model: KEDRL, inputs: Array) -> Array:

@@ -28,14 +28,14 @@ from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.system import MEMORY_LIMIT
 from threadpoolctl import ThreadpoolController
 
+from kedrl_dask.process import own_memory
+
 __all__ = [
     "DistributedExecutor",
     "Executor",
     "ThreadExecutor",
     "default_executor",
     "local_cluster",
-    "one_blas_thread",
-    "own_memory",
     "parse_memory",
 ]
 
@@ -375,18 +375,6 @@ class DistributedExecutor(Executor):
         except BaseException:
             self._client.cancel(futures)
             raise
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """One BLAS thread in this process: on the small matrices of a driver several wait for each other."""
-    with ThreadpoolController().limit(limits=1):
-        yield
-
-
-def own_memory() -> int:
-    """Bytes that this process has in memory."""
-    return int(psutil.Process().memory_info().rss)
 
 
 def parse_memory(value: int | str) -> int:

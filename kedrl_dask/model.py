@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from kedrl_dask import evaluation, persist
+from kedrl_dask.answers import FittedEmbedding, fitted_embedding
 from kedrl_dask.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.criterion import Space
 from kedrl_dask.diagnostics import diagnose
-from kedrl_dask.execute import Executor, default_executor, one_blas_thread
+from kedrl_dask.execute import Executor, default_executor
 from kedrl_dask.fitting import check_policy, run_fit, workspace
+from kedrl_dask.gate import warn_of_separation
 from kedrl_dask.kernels import Matern
 from kedrl_dask.operators import OperatorBlocks
 from kedrl_dask.plan import Plan
 from kedrl_dask.planning import checked_plan, plan_fit
 from kedrl_dask.policies import Policy
+from kedrl_dask.process import one_blas_thread
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.recovery import Recovered, RecoverySettings, recover_law
-from kedrl_dask.separation import SeparationWarning
 from kedrl_dask.settings import Conditioning, Settings
 from kedrl_dask.solvers import Solver
 from kedrl_dask.spectral import Method
@@ -296,13 +296,7 @@ class KEDRL(BaseEstimator):
         with reporter.stage("diagnostics"):
             self.diagnostics_ = diagnose(self, fit, store, policy)
         self.diagnostics_["seconds"] = dict(reporter.seconds)
-        if self.construction == "separated" and self.diagnostics_["separation"]["recommends"] == "paired":
-            warnings.warn(
-                "reward and continuation are correlated given the input, so the separated construction is "
-                "biased; use construction='paired' (figures in diagnostics_['separation'])",
-                SeparationWarning,
-                stacklevel=2,
-            )
+        warn_of_separation(self)
         return self
 
     def _prepared(self, store: TransitionStore | str | Path) -> tuple[Settings, TransitionStore]:
@@ -390,11 +384,18 @@ class KEDRL(BaseEstimator):
         -------
         (n, g) array
         """
-        weights = self.weights(state, action)
-        at = evaluation.checked_returns(at, len(weights), self.grid_.shape[1])
-        if at.ndim == 2:
-            return weights @ self.return_kernel_(self.grid_, at)
-        return np.stack([w @ self.return_kernel_(self.grid_, z) for w, z in zip(weights, at, strict=True)])
+        return evaluation.embed(self, evaluation.checked_inputs(self, state, action), at)
+
+    def embedding(
+        self, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
+    ) -> FittedEmbedding:
+        """The fitted embeddings as elements of the RKHS: expectations, distances, averages, recovered laws.
+
+        With a policy in place of actions, those of the states' laws, averaged over a ~ π(·|s). Refused
+        where diagnostics say that answers would mislead, unless their codes (``kedrl_dask.gate.CODES``) are
+        in ``accept``. See :class:`kedrl_dask.functionals.Embedding`.
+        """
+        return fitted_embedding(self, state, action, accept)
 
     def recover(self, state: npt.ArrayLike, action: npt.ArrayLike, **settings: Any) -> Recovered:
         """Probability laws near the fitted embedding at each input, with flags (sec:stat_recovery).
@@ -402,7 +403,7 @@ class KEDRL(BaseEstimator):
         Settings are those of :class:`kedrl_dask.recovery.RecoverySettings`: ``ridge``, ``bandwidth``,
         ``projected`` and others. The laws have ``mean()``, ``covariance()``, ``cdf``, ``quantile``,
         ``cvar``, ``density``, ``pmf`` and ``prob``; ``residual``, ``converged``, ``sensitivity`` and
-        ``flags`` are there to judge them by.
+        ``flags`` are there to judge them by. Nothing is refused here, as it is by :meth:`embedding`.
         """
         given = RecoverySettings(**settings)
         return recover_law(self.weights(state, action), self.grid_, self.return_kernel_, given)

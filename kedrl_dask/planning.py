@@ -6,10 +6,11 @@ from dataclasses import replace
 from shutil import disk_usage
 
 from kedrl_dask.costs import NOMINAL, Sizes
-from kedrl_dask.execute import Executor, ThreadExecutor, own_memory, parse_memory
+from kedrl_dask.execute import Executor, ThreadExecutor, parse_memory
 from kedrl_dask.kernels import Matern
 from kedrl_dask.plan import Plan, make_plan
 from kedrl_dask.probe import measure
+from kedrl_dask.process import own_memory
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.settings import Settings
 from kedrl_dask.transitions import TransitionStore

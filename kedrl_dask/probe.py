@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.costs import Machine
-from kedrl_dask.execute import Executor, own_memory
+from kedrl_dask.execute import Executor
 from kedrl_dask.kernels import Matern
+from kedrl_dask.process import own_memory
 from kedrl_dask.transitions import TransitionStore
 
 __all__ = ["measure"]

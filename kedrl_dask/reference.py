@@ -19,12 +19,13 @@ from kedrl_dask.choices import TUNING_SAMPLE
 from kedrl_dask.costs import DESIGN_SAMPLE
 from kedrl_dask.design import choose_points
 from kedrl_dask.evaluation import by_rows, checked_inputs, checked_returns
-from kedrl_dask.execute import Executor, default_executor, one_blas_thread
+from kedrl_dask.execute import Executor, default_executor
 from kedrl_dask.fitting import workspace
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.passes import StreamingPass
 from kedrl_dask.persist import from_json, open_fitted, parameters, to_json, write_fitted
+from kedrl_dask.process import one_blas_thread
 from kedrl_dask.progress import Reporter
 from kedrl_dask.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
 from kedrl_dask.streaming import episode_blocks, sum_blocks

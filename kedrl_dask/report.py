@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from sklearn.utils.validation import check_is_fitted
 
+from kedrl_dask.gate import model_findings
 from kedrl_dask.kernels import Matern
 from kedrl_dask.model import KEDRL
 from kedrl_dask.solvers import by_name
@@ -31,7 +32,7 @@ CAUTION = (
 
 
 def summary(model: KEDRL) -> dict[str, Any]:
-    """The settings and diagnostics of a fitted model, as JSON can hold them.
+    """The settings, findings and diagnostics of a fitted model, as JSON can hold them.
 
     Numbers that are not finite become None, which is what JSON has for them.
     """
@@ -49,7 +50,9 @@ def _facts(model: KEDRL) -> dict[str, Any]:
         "negative_penalty": model.negative_penalty,
         "random_state": model.random_state,
     }
-    return {"settings": settings, "converged": model.solution_.result.ok, **model.diagnostics_}
+    found = [finding.to_dict() for finding in model_findings(model)]
+    converged = model.solution_.result.ok
+    return {"settings": settings, "converged": converged, "findings": found, **model.diagnostics_}
 
 
 def errors_summary(errors: Mapping[str, Array]) -> dict[str, Any]:
@@ -103,6 +106,8 @@ def render(
             table.add_row(Padding(name, (0, 0, 0, 2)), value)
         table.add_section()
     console.print(table)
+    for finding in model_findings(model):
+        console.print(str(finding), style="yellow", markup=False)
     console.print(CAUTION, style="italic")
     if errors is not None:
         console.print()

@@ -247,3 +247,33 @@ def recovery_objective(w, omega, k, a, w0, dictionary_ridge, ridge, divergence=0
         if w[i] > 0 and divergence > 0:
             value += divergence * w[i] * np.log(w[i] / w0[i])
     return value
+
+
+def inner_product(kernel, first, first_grid, second, second_grid):
+    """⟨Σ_i a_i k(z_i, ·), Σ_j b_j k(y_j, ·)⟩, as a double sum."""
+    length, total = np.asarray(kernel.length_scale), 0.0
+    for a, z in zip(first, first_grid, strict=True):
+        for b, y in zip(second, second_grid, strict=True):
+            total += a * b * matern(kernel.nu, length, kernel.sigma, z, y)
+    return total
+
+
+def mmd(kernel, first, first_grid, second, second_grid):
+    """Distance of two embeddings, from three double sums."""
+    square = inner_product(kernel, first, first_grid, first, first_grid)
+    square -= 2 * inner_product(kernel, first, first_grid, second, second_grid)
+    return np.sqrt(square + inner_product(kernel, second, second_grid, second, second_grid))
+
+
+def proxy_coefficients(kernel, grid, values, ridge):
+    """c^(g) = (K_Z + mλI)⁻¹g (app:emb_ill_posed)."""
+    m = len(grid)
+    return np.linalg.solve(gram(kernel, grid, grid) + m * ridge * np.eye(m), values)
+
+
+def spectral_norm(kernel, grid, values, ridge):
+    """‖ĥ‖ by its spectral expression (app:emb_ill_posed)."""
+    m = len(grid)
+    delta, u = np.linalg.eigh(gram(kernel, grid, grid))
+    rotated = u.T @ values
+    return np.sqrt(sum(d / (d + m * ridge) ** 2 * g**2 for d, g in zip(delta, rotated, strict=True)))

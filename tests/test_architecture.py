@@ -15,21 +15,22 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "exact", "fused", "grid", "kernels", "mixtures", "noise", "nystrom",
-        "operators", "paired", "policies", "precondition", "ratio", "recovery", "scratch", "separation",
-        "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
+        "criterion", "design", "exact", "functionals", "fused", "grid", "kernels", "mixtures", "noise",
+        "nystrom", "operators", "overlap", "paired", "policies", "precondition", "ratio", "recovery",
+        "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
     },
     # Storage and execution.
     2: {
         "cache", "chunks", "costs", "division", "episodes", "execute", "objective", "paired_costs",
-        "paired_objective", "passes", "plan", "probe", "progress", "schema", "store", "target",
+        "paired_objective", "passes", "plan", "probe", "process", "progress", "schema", "store", "target",
         "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
-        "__init__", "__main__", "bootstrap", "choices", "cli", "conditioning", "datasets", "demo",
-        "diagnostics", "evaluation", "fitting", "model", "pairing", "persist", "planning", "plots",
-        "reference", "report", "separating", "settings", "streaming", "study", "sums",
+        "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "comparison", "conditioning",
+        "contrasts", "datasets", "demo", "diagnostics", "evaluation", "fitting", "gate", "model", "pairing",
+        "persist", "planning", "plots", "reference", "report", "results", "separating", "settings",
+        "streaming", "study", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

@@ -1,0 +1,329 @@
+"""Policies side by side: every number is the one that the parts give by themselves."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import xarray
+
+from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, compare, policies
+from kedrl_dask.contrasts import dominance, thresholds
+from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.mixtures import Mixture
+from kedrl_dask.overlap import action_overlap
+from tests.conftest import make_episodes
+from tests.test_answers import ACTION, OTHER, POLICY, SETTINGS, STATE
+
+REPLICATES = 5
+POLICIES = {"rev": POLICY, "clk": OTHER}
+
+
+def run(store, given=POLICIES, at=(STATE, ACTION), n_replicates=0, settings=SETTINGS, **options):
+    return compare(
+        store, given, at, KEDRL(0.6, **settings), n_replicates=n_replicates, executor=ThreadExecutor(1),
+        progress="none", **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("comparison")
+
+
+@pytest.fixture(scope="module")
+def store(place):
+    return TransitionStore.from_arrays(place / "store", **make_episodes(40, 12))
+
+
+@pytest.fixture(scope="module")
+def comparison(place, store):
+    return run(store, n_replicates=REPLICATES, cache=place / "cache")
+
+
+@pytest.fixture(scope="module")
+def fits(store):
+    """Each policy fitted and bootstrapped by itself."""
+    found = {}
+    for name, policy in POLICIES.items():
+        own = {"executor": ThreadExecutor(1), "progress": "none"}
+        model = KEDRL(0.6, **SETTINGS).fit(store, policy, **own)
+        found[name] = model, model.bootstrap(store, policy, n_replicates=REPLICATES, **own)
+    return found
+
+
+def value(table, column="value", **where):
+    for name, wanted in where.items():
+        table = table[table[name] == wanted]
+    assert len(table) == 1
+    return table[column].iloc[0]
+
+
+def test_table__has_the_summaries_of_each_fit(comparison, fits):
+    table = comparison.table
+    assert len(table) == 2 * 3 * 2 * (1 + 1 + 5 + 1)
+    for name, (model, _) in fits.items():
+        law = model.recover(STATE, ACTION)
+        for i in range(3):
+            for c in range(2):
+                at = {"policy": name, "input": i, "coordinate": c}
+                assert value(table, summary="mean", **at) == pytest.approx(law.mean()[i, c], rel=1e-8)
+                spread = np.sqrt(law.covariance()[i, c, c])
+                assert value(table, summary="sd", **at) == pytest.approx(spread, rel=1e-8)
+                for q in (0.05, 0.25, 0.5, 0.75, 0.95):
+                    expected = law.quantile(q, c)[i]
+                    assert value(table, summary="quantile", level=q, **at) == pytest.approx(
+                        expected, abs=1e-6
+                    )
+                found = value(table, summary="cvar", level=0.1, **at)
+                assert found == pytest.approx(law.cvar(0.1, c)[i], abs=1e-6)
+
+
+def test_differences__have_the_intervals_of_paired_replicates(comparison, fits):
+    def tail(fit):
+        return fit.recover(STATE, ACTION).cvar(0.1, 1)
+
+    draws = {name: bootstrap.apply(tail) for name, (_, bootstrap) in fits.items()}
+    difference = draws["clk"] - draws["rev"]
+    low, high = difference.interval(0.9)
+    for i in range(3):
+        at = {"input": i, "coordinate": 1, "summary": "cvar"}
+        pair = {"minuend": "clk", "subtrahend": "rev", **at}
+        table = comparison.differences
+        assert value(table, **pair) == pytest.approx(difference.estimate[i], abs=1e-6)
+        assert value(table, "low", **pair) == pytest.approx(low[i], abs=1e-6)
+        assert value(table, "high", **pair) == pytest.approx(high[i], abs=1e-6)
+        own = value(comparison.table, "standard_error", policy="rev", **at)
+        assert own == pytest.approx(draws["rev"].standard_error[i], abs=1e-6)
+
+
+def test_precomputation__is_shared(comparison, place):
+    kinds = [path.name.split("-")[0] for path in (place / "cache").iterdir()]
+    assert kinds.count("inputs") == kinds.count("rewards") == kinds.count("points") == 1
+    assert kinds.count("continuation") == 2
+
+
+def test_dominance__is_that_of_the_distribution_functions(comparison):
+    frame = comparison.dominance
+    for i in range(3):
+        for c in range(2):
+            t = np.linspace(-12, 12, 4_001)
+            below = {name: law.cdf(t, c)[i] for name, law in comparison.laws.items()}
+            ahead = below["rev"] - below["clk"]
+            at = {"input": i, "coordinate": c}
+            assert value(frame, "gain", **at) == pytest.approx(ahead.max(), abs=1e-3)
+            assert value(frame, "loss", **at) == pytest.approx(max(-ahead.min(), 0), abs=1e-3)
+            expected = "clk" if ahead.min() >= -0.01 and ahead.max() > 0.01 else "neither"
+            assert value(frame, "dominant", **at) == expected
+    assert (frame["dominant"] == "clk").any()
+    assert frame["share"].between(0, 1).all()
+
+
+def test_dominance__by_hand():
+    below = np.array([[0.0, -0.3, 0.005], [0.2, 0.1, -0.005], [0.2, -0.2, 0.0], [0.005, -0.005, 0.0]])
+    np.testing.assert_array_equal(dominance(below), [1, -1, 0, 0])
+
+
+def test_same_policy__has_no_differences(store):
+    found = run(store, {"a": POLICY, "b": POLICY, "c": OTHER}, n_replicates=2)
+    same = found.differences.query("minuend == 'b' and subtrahend == 'a'")
+    assert len(found.differences) == 3 * len(same)
+    np.testing.assert_array_equal(same[["value", "standard_error", "low", "high"]], 0)
+    frame = found.dominance.query("minuend == 'b' and subtrahend == 'a'")
+    assert (frame["dominant"] == "neither").all()
+    assert (frame["share"] == 1).all()
+    turned = run(store, {"c": OTHER, "a": POLICY}).dominance
+    named = found.dominance.query("minuend == 'c' and subtrahend == 'a'")
+    np.testing.assert_array_equal(turned["dominant"], named["dominant"])
+    np.testing.assert_allclose(turned["loss"], named["gain"], rtol=1e-6)
+
+
+def test_support__is_the_mass_at_the_edges(comparison):
+    frame, law = comparison.support, comparison.laws["clk"]
+    low, high = law.grid[:, 1].min(), law.grid[:, 1].max()
+    ends = low + 0.05 * (high - low), high - 0.05 * (high - low)
+    at = {"policy": "clk", "input": 2, "coordinate": 1}
+    box = np.array([-np.inf, -np.inf]), np.array([np.inf, ends[0]])
+    assert value(frame, "edge_low", **at) == pytest.approx(law.prob(box)[2], abs=1e-12)
+    box = np.array([-np.inf, ends[1]]), np.array([np.inf, np.inf])
+    assert value(frame, "edge_high", **at) == pytest.approx(law.prob(box)[2], abs=1e-12)
+
+
+def test_support__narrow_grid_is_a_finding(store):
+    narrow = np.random.default_rng(0).uniform(-0.3, 0.3, (30, 2))
+    found = run(store, settings=SETTINGS | {"grid": narrow}, accept=("coverage", "mass", "solver"))
+    assert {f.subject for f in found.findings if f.code == "support"} == {"rev", "clk"}
+    assert (found.support[["edge_low", "edge_high"]].max(axis=1) > 0.1).any()
+
+
+def test_overlap__by_loops():
+    rng = np.random.default_rng(3)
+    n, draws, kernel = 30, 4, Matern(2.5, (0.5, 2.0, 1.0))
+    inputs, episode = rng.standard_normal((n, 3)), np.repeat(np.arange(5), 6)
+    state, logged = rng.standard_normal((n, 2)), rng.uniform(-1, 1, (n, 1))
+    actions, weights = rng.standard_normal((draws, n, 1)), np.array([0.4, 0.3, 0.2, 0.1])
+    found = action_overlap(inputs, episode, state, logged, actions, weights, kernel)
+    outside = square = mean = 0.0
+    nearest, shares, own = [], [], []
+    for j in range(n):
+        others = [x for x, e in zip(inputs, episode, strict=True) if e % 2 == 0]
+
+        def distance(action, j=j, others=others):
+            x = np.concatenate([state[j], action])
+            return min(np.sqrt((((x - y) / kernel.length_scale) ** 2).sum()) for y in others)
+
+        if episode[j] % 2 == 1:
+            own.append(distance(logged[j]))
+        for k in range(draws):
+            a = actions[k, j, 0]
+            outside += weights[k] * (a < logged.min() or a > logged.max()) / n
+            square += weights[k] * (a - logged[j, 0]) ** 2 / n
+            mean += weights[k] * a / n
+            if episode[j] % 2 == 1:
+                nearest.append(distance(actions[k, j]))
+                shares.append(weights[k])
+    assert found.outside[0] == pytest.approx(outside)
+    assert found.shift[0] == pytest.approx(np.sqrt(square) / logged.std())
+    assert found.target_mean[0] == pytest.approx(mean)
+    assert found.logged_distance == pytest.approx(np.median(own))
+    order = np.argsort(nearest)
+    half = np.searchsorted(np.cumsum(np.array(shares)[order]), 0.5 * sum(shares) - 1e-12)
+    assert found.distance == pytest.approx(np.array(nearest)[order][half])
+    alone = action_overlap(inputs, np.zeros(n), state, logged, actions, weights, kernel)
+    assert np.isnan(alone.distance)
+
+
+def test_overlap__a_policy_farther_away_is_farther_away(comparison):
+    frame = comparison.overlap.set_index("policy")
+    assert frame.loc["clk", "shift"] > frame.loc["rev", "shift"]
+    assert frame.loc["clk", "target_mean"] == pytest.approx(frame.loc["rev", "target_mean"] + 0.5)
+    assert frame["ess"].isna().all()
+
+
+def test_ratio__has_an_effective_sample_size(store):
+    found = run(store, settings=SETTINGS | {"continuation": "ratio"}, accept=("ess",))
+    for name, model in found.models.items():
+        expected = model.diagnostics_["ratio"]["effective_sample_size"]
+        assert value(found.overlap, "ess", policy=name) == expected
+
+
+def test_dataset__reads_back_from_zarr(comparison, store, tmp_path):
+    comparison.to_zarr(tmp_path / "results.zarr")
+    stored = xarray.open_zarr(tmp_path / "results.zarr", consolidated=False).load()
+    xarray.testing.assert_identical(stored, comparison.dataset)
+    sizes = {"policy": 2, "input": 3, "coordinate": 2, "level": 5, "atom": 40, "pair": 1, "action": 1}
+    assert dict(stored.sizes) == sizes | {"state": 2}
+    assert stored.attrs["fingerprint"] == store.fingerprint
+    assert stored.attrs["seed"] == 0
+    assert stored.attrs["n_replicates"] == REPLICATES
+    assert json.loads(stored.attrs["accepted"]) == []
+    assert list(json.loads(stored.attrs["policies"])) == ["rev", "clk"]
+    np.testing.assert_array_equal(stored["input_state"], STATE)
+    np.testing.assert_array_equal(stored["input_action"].sel(policy="clk"), ACTION)
+    law = comparison.laws["clk"]
+    np.testing.assert_array_equal(stored["weight"].sel(policy="clk"), law.weights)
+    np.testing.assert_array_equal(stored["atoms"], law.atoms)
+
+
+def test_laws_of_states__and_actions_of_their_own(store):
+    states = run(store, at=(STATE, None))
+    assert "input_action" not in states.dataset
+    law = states.models["clk"].embedding(STATE, OTHER).recover()
+    np.testing.assert_array_equal(states.laws["clk"].weights, law.weights)
+    own = {"rev": ACTION, "clk": ACTION + 0.3}
+    found = run(store, at=(STATE, own))
+    law = found.models["clk"].recover(STATE, ACTION + 0.3)
+    np.testing.assert_array_equal(found.laws["clk"].weights, law.weights)
+    np.testing.assert_array_equal(found.dataset["input_action"].sel(policy="rev"), ACTION)
+
+
+def test_recovery__settings_hold_for_all(store):
+    found = run(store, {"only": POLICY}, recovery={"projected": {1: [-1, 0, 1, 2]}}, levels=(0.5,), tail=0.2)
+    assert found.dataset.sizes["level"] == 1
+    assert set(np.unique(found.dataset["atoms"].sel(coordinate=1))) == {-1, 0, 1, 2}
+    assert json.loads(found.dataset.attrs["recovery"])["projected"] == {"1": [-1, 0, 1, 2]}
+    assert "mean_difference" not in found.dataset
+    assert "standard_error" not in found.table
+
+
+def test_paired__without_intervals(store):
+    settings = SETTINGS | {"construction": "paired"}
+    found = run(store, settings=settings)
+    assert found.models["rev"].target_ is not None
+    with pytest.raises(ValueError, match="give n_replicates=0"):
+        run(store, settings=settings, n_replicates=4)
+
+
+def test_gate__refuses_before_the_bootstrap_and_records_what_was_accepted(store, monkeypatch):
+    monkeypatch.setattr("kedrl_dask.gate.TOO_LARGE_OUTSIDE", -1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(KEDRL, "bootstrap", lambda *_, **__: pytest.fail("bootstrapped"))
+        with pytest.raises(Refused, match=r"rev: coverage(.|\n)*clk: coverage"):
+            run(store, n_replicates=REPLICATES)
+    found = run(store, accept=("coverage",))
+    assert found.accepted == ("coverage",)
+    assert {finding.code for finding in found.findings} >= {"coverage"}
+    assert json.loads(found.dataset.attrs["accepted"]) == ["coverage"]
+    assert "rev: coverage: the return grid" in str(found)
+    assert "accepted: coverage" in str(found)
+
+
+def test_replicates__that_are_not_recovered_are_a_finding(store, monkeypatch):
+    original = KEDRL.bootstrap
+
+    def then_hamper(*given, **options):
+        monkeypatch.setattr("kedrl_dask.simplex.MAX_ITERATIONS", 1)
+        return original(*given, **options)
+
+    monkeypatch.setattr(KEDRL, "bootstrap", then_hamper)
+    found = run(store, {"only": POLICY}, n_replicates=2)
+    finding = next(finding for finding in found.findings if finding.code == "replicates")
+    assert finding.severity == "warn"
+    assert "did not converge" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"given": {}}, "at least one by name"),
+        ({"given": {1: POLICY}}, "at least one by name"),
+        ({"at": STATE}, r"at must be \(state, action\)"),
+        ({"at": (STATE[:, :1], ACTION)}, r"state has shape \(3, 1\), expected \(n, 2\)"),
+        ({"at": (STATE[:2], ACTION)}, "state has 2 rows and action 3"),
+        ({"at": (STATE, {"rev": ACTION})}, r"actions are of \['rev'\]"),
+        ({"at": (STATE[0], None)}, r"state has shape \(2,\)"),
+        ({"n_replicates": 1}, "n_replicates must be 0 or an integer ≥ 2"),
+        ({"interval": 1.0}, "interval must lie strictly between"),
+        ({"levels": (0.0, 0.5)}, "levels must lie strictly between"),
+        ({"tail": 1.5}, "tail must lie strictly between"),
+        ({"accept": ("none",)}, "accept must be"),
+        ({"recovery": {"ridge": -1.0}}, "ridge must be a number"),
+    ],
+)
+def test_compare__refuses_before_it_fits(store, monkeypatch, options, message):
+    monkeypatch.setattr(KEDRL, "fit", lambda *_, **__: pytest.fail("fitted"))
+    with pytest.raises(ValueError, match=message):
+        run(store, **options)
+
+
+def test_compare__needs_an_estimator(store):
+    with pytest.raises(ValueError, match="estimator must be a KEDRL, got float"):
+        compare(store, POLICIES, (STATE, ACTION), 0.6)
+
+
+def test_policy__of_another_kind_is_compared_too(store):
+    policy = policies.Function(lambda s, rng: 0.2 * s[:, :1] + 0.3 * rng.standard_normal((len(s), 1)))
+    found = run(store, {"rev": POLICY, "drawn": policy}, at=(STATE, None), n_replicates=2)
+    assert np.isfinite(found.table["value"]).all()
+    assert np.isfinite(found.differences["standard_error"]).all()
+
+
+def test_thresholds__of_smoothed_and_discrete_coordinates():
+    atoms = np.array([[0.0, 1.0], [2.0, 1.0], [1.0, 4.0]])
+    found = thresholds(Mixture(atoms, np.full((1, 3), 1 / 3), np.array([0.5, 0.0])))
+    assert (found[0, 0], found[0, -1]) == (-1.5, 3.5)
+    assert np.diff(found[0]).max() <= 0.125
+    np.testing.assert_array_equal(np.unique(found[1]), [1.0, 4.0])
+    narrow = thresholds(Mixture(atoms, np.full((1, 3), 1 / 3), np.array([1e-6, 0.0])))
+    assert narrow.shape == (2, 401)
