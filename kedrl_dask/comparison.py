@@ -159,8 +159,8 @@ def compare(
     n_replicates : int
         Bootstrap replicates for intervals, which need ``construction="separated"``; 0 for none.
     interval : float
-        Probability with which intervals are to cover, each by itself. They do not see what
-        regularisation is off by on average, nor the choice of settings.
+        Probability with which intervals are to cover, each by itself: see
+        :meth:`kedrl_dask.bootstrap.Draws.interval`. They do not see the choice of settings.
     levels : sequence of float
         Levels of the quantiles.
     tail : float
