@@ -1,8 +1,7 @@
-"""A fit at the paper's sizes: peak memory, time by stage, efficiency of the matrix products.
+"""A fit at the paper's sizes: peak memory, time by stage, and the products that the solver takes.
 
 Run ``python -m tests.benchmarks.paper_size`` (``--workers 2`` for worker processes). N = M = 14,700, L = 250,
-m = 100, Q = 768. The figures are of this machine, measured in this run. The GEMM rate is NumPy's own in
-single precision, though some gradients of the solver are in double.
+m = 100, Q = 768. The figures are of this machine, measured in this run.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from pathlib import Path
 
 from kedrl_dask import KEDRL
 from kedrl_dask.datasets import simulation
-from kedrl_dask.execute import CPU_COUNT, ThreadExecutor, local_cluster
-from tests.benchmarks.scale import PeakMemory, gemm_rate, product_flop
+from kedrl_dask.execute import ThreadExecutor, local_cluster
+from tests.benchmarks.scale import PeakMemory
 from tests.memory import peak_memory
 
 
@@ -31,7 +30,6 @@ def main():
         n_features=options.features,
         n_conditioning=options.transitions,
     )
-    peak = gemm_rate(options.workers or CPU_COUNT)
     before, workers = peak_memory(), PeakMemory()
     with tempfile.TemporaryDirectory() as folder:
         store = simulation.write(Path(folder) / "store", pair, options.transitions)
@@ -40,19 +38,17 @@ def main():
                 model.fit(store, pair.target, executor=executor, progress="none")
         else:
             model.fit(store, pair.target, executor=ThreadExecutor(), progress="none")
-    report(model, peak, before, workers.child)
+    report(model, before, workers.child)
 
 
-def report(model, peak, before, largest_worker):
+def report(model, before, largest_worker):
     sizes, seconds, solution = model.diagnostics_["sizes"], model.diagnostics_["seconds"], model.solution_
     n, m_points, m = sizes["transitions"], sizes["conditioning"], sizes["atoms"]
     print("  ".join(f"{name} {value:,}" for name, value in sizes.items()))
     for stage, value in seconds.items():
         print(f"{stage:<22}{value:8.1f} s")
     print(f"{'total':<22}{sum(seconds.values()):8.1f} s")
-    rate = product_flop(sizes) * solution.n_products / seconds["solver"]
     print(f"solver: {solution.n_products} products to {solution.certificate:.1e}")
-    print(f"solver {rate / 1e9:.0f} Gflop/s of {peak / 1e9:.0f} Gflop/s float32 GEMM: {rate / peak:.0%}")
     mib = 2**20
     own = f"{peak_memory() / mib:,.0f} MiB ({before / mib:,.0f} before the fit)"
     print(f"peak memory: this process {own}", end="")
