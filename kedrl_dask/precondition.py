@@ -153,7 +153,7 @@ def _components(sample: Array) -> Array:
     centred = sample - mean
     # There are fewer rows than columns, or not many more.
     variance, vectors = eigh(centred @ centred.T)
-    variance, vectors = variance[::-1], vectors[:, ::-1]
+    variance, vectors = np.maximum(variance[::-1], 0), vectors[:, ::-1]
     missing = variance.sum() - np.cumsum(variance)
     enough = EXPANSION_TAIL * (len(sample) * (mean @ mean) + variance.sum())
     n = int(np.count_nonzero(missing > enough)) + 1

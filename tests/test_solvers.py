@@ -117,6 +117,16 @@ def test_surrogate__is_the_hessian_when_nothing_is_left_out(monkeypatch):
     assert errors[2] < 1e-5
 
 
+@pytest.mark.parametrize("n", [1, 5])
+def test_expansion__of_rewards_that_do_not_vary(n):
+    """The mean says everything: one term, and coordinates that are one."""
+    rho = np.tile(waves(np.array([[0.3, -0.2]]), np.random.default_rng(0).normal(size=(4, 2))), (n, 1))
+    expansion = Expansion.of_sample(rho)
+    waves_of, powers_of = expansion(rho)
+    np.testing.assert_allclose(waves_of @ expansion.waves, rho, atol=1e-15)
+    np.testing.assert_allclose(powers_of @ expansion.powers, np.ones((n, 4)), rtol=1e-14)
+
+
 def test_surrogate__sees_the_leading_directions_only(monkeypatch):
     """The others are left as they are, and the solver ends at the same minimum."""
     expected = PCG(tolerance=1e-10).solve(InMemory())
