@@ -92,6 +92,12 @@ class Executor(ABC):
     ) -> list[Any]:
         """Results of ``function(item, *shared)`` in the order of ``items``, which may be handles."""
 
+    def warm_up(self, function: Callable[[int], None]) -> None:  # noqa: B027 - nothing to do is an answer
+        """Begin to call ``function(number)`` once in every worker process, and do not wait for it.
+
+        A new process takes seconds to import what chunk functions need; the driver has work meanwhile.
+        """
+
     def attempt(
         self,
         function: Callable[..., Any],
@@ -227,6 +233,7 @@ class DistributedExecutor(Executor):
         self._driver = (socket.gethostname(), os.getpid())
         self._blas = ThreadpoolController()
         self._latest: list[Future] = []
+        self._warming: list[Future] = []
 
     @property
     def n_threads(self) -> int:
@@ -281,6 +288,13 @@ class DistributedExecutor(Executor):
         keys = [f"{key}-{i}" for i in range(n)]
         where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
         return self._client.map(_call, items, *arguments, key=keys, pure=False, retries=retries, **where)
+
+    def warm_up(self, function: Callable[[int], None]) -> None:
+        """One task for each worker that is there; one that comes later warms up in its first task."""
+        workers = sorted(self._client.nthreads())
+        self._warming = [
+            self._submit(function, [number], (), worker=worker)[0] for number, worker in enumerate(workers)
+        ]
 
     def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
         """Futures of the results; each stays on the worker that computed it.

@@ -19,7 +19,7 @@ from kedrl_dask.execute import Executor
 from kedrl_dask.kernels import Matern
 from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.pairing import Pairing
-from kedrl_dask.passes import Continuation
+from kedrl_dask.passes import Continuation, warm_up
 from kedrl_dask.plan import Plan
 from kedrl_dask.planning import checked_plan
 from kedrl_dask.policies import Policy
@@ -110,6 +110,7 @@ def run_fit(
     reporter: Reporter,
 ) -> Fit:
     """Run all stages; see the module. The plan is for the sizes that the design chose."""
+    executor.warm_up(warm_up)
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
     settings = choices.settle(settings)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask import fused
 from kedrl_dask.criterion import Chunk
 from kedrl_dask.division import FIRST_READ, GROUP_ROWS, READ_GROUPS, RowBlock
 from kedrl_dask.kernels import Matern
@@ -36,6 +37,7 @@ __all__ = [
     "combine_sums",
     "evaluate_points",
     "ratio_moments",
+    "warm_up",
     "write_block",
 ]
 
@@ -44,6 +46,11 @@ Sums = dict[str, Array]
 
 SUMS_KIND = "kedrl block sums"
 CONDITIONING_KIND = "kedrl conditioning points"
+
+
+def warm_up(number: int) -> None:
+    """Import what the passes need, by being called, and have the kernel compiled, or its code read."""
+    fused.half_integer_kernel(np.ones(1, np.float32), np.ones(2, np.float32))
 
 
 def read_groups(store: TransitionStore, block: RowBlock) -> Iterator[tuple[int, Transitions]]:

@@ -96,16 +96,17 @@ def separation(
     parts = [part.astype(np.float32) for part in blocks]
     gram, responses, n = _moments(part.astype(np.float64) for part in parts)
     factor = cho_factor(gram + n * ridge * np.eye(len(gram)), lower=True)
-    fitted = cho_solve(factor, responses)
+    fitted = cho_solve(factor, responses).astype(np.float32)
     root = np.linalg.qr(held_out / np.sqrt(len(held_out)), mode="r")
+    # From sums of ψyᵀ to the regression of y at the held-out inputs.
+    regression = cho_solve(factor, root.T).T.astype(np.float32)
     fields = []
-    for part in (part.astype(np.float64) for part in parts):
+    for part in parts:
         error = np.hstack([part.reward, part.continuation]) - part.features @ fitted
         reward, continuation = (np.ascontiguousarray(half) for half in np.hsplit(error, 2))
         rotated = as_complex(continuation)
         rotated *= as_complex(reward)
-        field = root @ cho_solve(factor, part.features.T @ continuation)
-        fields.append(field.ravel().astype(np.float32))
+        fields.append((regression @ (part.features.T @ continuation)).ravel())
     inner = scale * np.array([[np.vdot(a, b) for b in fields] for a in fields], dtype=np.float64)
     total, noise = float(inner.sum()), float(np.trace(inner))
     return Separation(
