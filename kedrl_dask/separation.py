@@ -97,7 +97,7 @@ def separation(
     gram, responses, n = _moments(part.astype(np.float64) for part in parts)
     factor = cho_factor(gram + n * ridge * np.eye(len(gram)), lower=True)
     fitted = cho_solve(factor, responses).astype(np.float32)
-    root = np.linalg.qr(held_out / np.sqrt(len(held_out)), mode="r")
+    root: Any = np.linalg.qr(held_out / np.sqrt(len(held_out)), mode="r")
     # From sums of ψyᵀ to the regression of y at the held-out inputs.
     regression = cho_solve(factor, root.T).T.astype(np.float32)
     fields = []
