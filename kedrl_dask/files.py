@@ -13,6 +13,7 @@ from uuid import uuid4
 __all__ = [
     "MANIFEST",
     "checksum",
+    "checksum_of",
     "commit",
     "committed",
     "damaged",
@@ -64,17 +65,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_record(path: Path, content: dict[str, Any], durable: bool = False) -> None:
     """Write an object as JSON, with a checksum of it inside."""
-    text = json.dumps({**content, "checksum": _checksum_of(content)}, indent=1)
+    text = json.dumps({**content, "checksum": checksum_of(content)}, indent=1)
     write_whole(path, text + "\n", durable)
 
 
 def read_record(path: Path) -> dict[str, Any]:
     """The object that :func:`write_record` wrote; empty where there is none, or it is damaged."""
     content = read_json(path)
-    return content if content.pop("checksum", None) == _checksum_of(content) else {}
+    return content if content.pop("checksum", None) == checksum_of(content) else {}
 
 
-def _checksum_of(content: dict[str, Any]) -> str:
+def checksum_of(content: dict[str, Any]) -> str:
+    """CRC-32 of what JSON makes of an object."""
     plain = json.loads(json.dumps(content))  # as it will be read: tuples are lists, keys are text
     return f"{zlib.crc32(json.dumps(plain, sort_keys=True).encode()):08x}"
 

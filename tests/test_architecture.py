@@ -28,8 +28,8 @@ FLOORS = {
     # What people touch.
     3: {
         "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "comparison", "conditioning",
-        "contrasts", "datasets", "demo", "diagnostics", "estimating", "evaluation", "fitting", "gate",
-        "model", "pairing", "persist", "planning", "plots", "reference", "report", "results", "runs",
+        "config", "contrasts", "datasets", "demo", "diagnostics", "estimating", "evaluation", "fitting",
+        "gate", "model", "pairing", "persist", "planning", "plots", "reference", "report", "results", "runs",
         "separating", "settings", "streaming", "study", "sums",
     },
 }  # fmt: skip
