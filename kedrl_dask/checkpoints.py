@@ -73,29 +73,34 @@ class Checkpoints:
         write_whole(file, content.getbuffer(), durable=True)
         commit(self._path, str(number), [file], durable=True)
         for old in sorted(numbers)[: 1 - KEPT]:
-            revoke(self._path, str(old))
-            self._file(old).unlink(missing_ok=True)
+            self._forget(old)
         now = time.monotonic()
         self._next = now + max(self._seconds, LEAST_SHARE * (now - start))
         self._note("checkpoint", number=number, iteration=kept.history[-1].iteration, seconds=now - start)
 
     def restore(self, kind: type, coordinates: Coordinates) -> Kept | None:
         """The last checkpoint that is sound; its state only if it is of this method, in these coordinates."""
-        for number in sorted(self._numbers(), reverse=True):
-            files = damaged(self._path, str(number))
-            if files:
-                logger.warning("%s is damaged; the checkpoint before it is used", files[0])
-                self._note("damaged", file=str(files[0]))
-                continue
-            kept = _read(self._file(number), kind, coordinates)
-            self._note(
-                "restored",
-                number=number,
-                iteration=kept.history[-1].iteration,
-                whole=kept.state is not None,
-            )
-            return kept
-        return None
+        sound = [number for number in self._numbers() if self._is_sound(number)]
+        if not sound:
+            return None
+        kept = _read(self._file(max(sound)), kind, coordinates)
+        iteration, is_whole = kept.history[-1].iteration, kept.state is not None
+        self._note("restored", number=max(sound), iteration=iteration, whole=is_whole)
+        return kept
+
+    def _is_sound(self, number: int) -> bool:
+        """Whether a checkpoint is as it was written; if not, it is forgotten."""
+        files = damaged(self._path, str(number))
+        for file in files:
+            logger.warning("%s is damaged; another checkpoint is used, if there is one", file)
+            self._note("damaged", file=str(file))
+        if files:
+            self._forget(number)
+        return not files
+
+    def _forget(self, number: int) -> None:
+        revoke(self._path, str(number))
+        self._file(number).unlink(missing_ok=True)
 
     def _numbers(self) -> list[int]:
         return [int(part) for part in committed(self._path)]

@@ -63,6 +63,11 @@ class DamageError(StoreError):
         return str(self.args[0])
 
 
+def _codecs(compressed: bool) -> tuple[Any, ...]:
+    """What becomes of a chunk's bytes; their checksum comes last, so that it is of what is on the disk."""
+    return (ZstdCodec(), Crc32cCodec()) if compressed else (Crc32cCodec(),)
+
+
 def part_name(block: int, name: str | None = None) -> str:
     """How the manifest calls chunk ``block`` of all arrays, or of one."""
     return str(block) if name is None else f"{block}-{name}"
@@ -157,7 +162,6 @@ class ArrayStore:
             raise ValueError(f"{path}: no size given for dimension {', '.join(sorted(unknown))}")
         own = {"kind": kind, "format_version": FORMAT_VERSION, "created_by": f"kedrl_dask {__version__}"}
         group = zarr.create_group(path, zarr_format=3, attributes={**(attributes or {}), **own})
-        checked = Crc32cCodec()
         for spec in specs:
             group.create_array(
                 spec.name,
@@ -165,7 +169,7 @@ class ArrayStore:
                 chunks=tuple(max(1, chunks.get(dim, sizes[dim])) for dim in spec.dims),
                 dtype=spec.dtype,
                 fill_value=0,
-                compressors=(ZstdCodec(), checked) if compressed else (checked,),
+                compressors=_codecs(compressed),
                 dimension_names=spec.dims,
                 attributes={"meaning": spec.meaning},
             )

@@ -339,7 +339,8 @@ class TransitionStore:
         remedy = "restore the store from a copy, or write it again"
         digests = self._digests()
         if digests is None:
-            yield f"{self.path}: array {TRANSITION_DIGESTS.name} is damaged; {remedy}"
+            name = TRANSITION_DIGESTS.name
+            yield f"{self.path}: array {name} is damaged, in the directory {self.path / name}; {remedy}"
             return
         for chunk in range(first, last):
             start = chunk * self.chunk_rows
