@@ -213,7 +213,7 @@ def run_bootstrap(
     counts = rng.multinomial(n_blocks, np.full(n_blocks, 1 / n_blocks), size=n_replicates)
     start = Prepared(
         settings, store, choices, model.operators_, model.ridge_gamma_, model.ridge_b_, model.mass_penalty_,
-        checked_plan(settings, store, executor, None), executor, cache,
+        checked_plan(settings, store, executor, None, cache), executor, cache,
     )  # fmt: skip
     found = []
     with reporter.stage("replicates", n_replicates) as advance:

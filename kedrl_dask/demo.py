@@ -22,7 +22,6 @@ from kedrl_dask.datasets.points import evaluation_points
 from kedrl_dask.execute import local_cluster
 from kedrl_dask.model import KEDRL
 from kedrl_dask.progress import Reporter
-from kedrl_dask.solvers import AdamW, Result
 from kedrl_dask.store import remove
 from kedrl_dask.study import profiles
 from kedrl_dask.transitions import TransitionStore
@@ -60,9 +59,8 @@ class Outcome(NamedTuple):
 
     @property
     def did_its_work(self) -> bool:
-        """Whether the solver converged; AdamW is asked only to use up its budget."""
-        result, solver = self.model.solution_.result, self.model.solver
-        return result.ok or (isinstance(solver, AdamW) and result is Result.BUDGET)
+        """Whether the solver did what it was asked for."""
+        return report.did_its_work(self.model)
 
 
 def run(

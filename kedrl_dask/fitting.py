@@ -28,7 +28,7 @@ from kedrl_dask.ratio import DensityRatio
 from kedrl_dask.separating import Prepared, separated_problem
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import Solution, by_name
-from kedrl_dask.solvers.solution import Problem, Record
+from kedrl_dask.solvers.solution import Keeper, Problem, Record
 from kedrl_dask.store import remove
 from kedrl_dask.streaming import stream
 from kedrl_dask.sums import RegressionSums, choose_ridge, regress
@@ -108,13 +108,18 @@ def run_fit(
     memory: int | str | None,
     cache: Cache,
     reporter: Reporter,
+    keeper: Keeper | None = None,
 ) -> Fit:
-    """Run all stages; see the module. The plan is for the sizes that the design chose."""
+    """Run all stages; see the module. The plan is for the sizes that the design chose.
+
+    With a keeper the solver goes on from what it has kept.
+    """
     executor.warm_up(warm_up)
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
     settings = choices.settle(settings)
-    plan = checked_plan(settings, store, executor, memory)
+    plan = checked_plan(settings, store, executor, memory, cache)
+    reporter.note("plan", plan=plan.to_dict())
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     with reporter.stage("regression"):
         sums, continuation = streamed.collect(choices.features)
@@ -133,11 +138,11 @@ def run_fit(
     target = None
     if settings.construction == "separated":
         problem, gamma_mass = separated_problem(start, reporter)
-        solution = _solve(settings, problem, reporter)
+        solution = _solve(settings, problem, reporter, keeper)
     else:
         pairing = Pairing(start, sums, continuation, streamed.facts)
         paired_problem, gamma_mass = pairing.problem(reporter)
-        solution = _solve(settings, paired_problem, reporter)
+        solution = _solve(settings, paired_problem, reporter, keeper)
         target = paired_problem.target(solution.coefficients)
     # From the whitened basis to B.
     solution = replace(solution, coefficients=choices.basis.whitening @ solution.coefficients)
@@ -175,10 +180,13 @@ def choose_mass_penalty(given: float | str, return_kernel: Matern) -> float:
     return return_kernel.sigma**2 if isinstance(given, str) else float(given)
 
 
-def _solve(settings: Settings, problem: Problem, reporter: Reporter) -> Solution:
+def _solve(settings: Settings, problem: Problem, reporter: Reporter, keeper: Keeper | None) -> Solution:
     with reporter.stage("solver") as advance:
 
         def report(record: Record) -> None:
             advance(1, f"criterion {record.value:.4g}, gradient {record.certificate:.1e}")
 
-        return by_name(settings.solver).solve(problem, report=report)
+        solver = by_name(settings.solver)
+        if keeper is None:
+            return solver.solve(problem, report=report)
+        return solver.solve(problem, report=report, keeper=keeper)

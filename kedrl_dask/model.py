@@ -14,19 +14,19 @@ from kedrl_dask import evaluation, persist
 from kedrl_dask.answers import FittedEmbedding, fitted_embedding
 from kedrl_dask.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.criterion import Space
-from kedrl_dask.diagnostics import diagnose
+from kedrl_dask.estimating import fit_model
 from kedrl_dask.execute import Executor, default_executor
-from kedrl_dask.fitting import check_policy, run_fit, workspace
-from kedrl_dask.gate import warn_of_separation
+from kedrl_dask.fitting import workspace
 from kedrl_dask.kernels import Matern
 from kedrl_dask.operators import OperatorBlocks
 from kedrl_dask.plan import Plan
-from kedrl_dask.planning import checked_plan, plan_fit
+from kedrl_dask.planning import plan_fit
 from kedrl_dask.policies import Policy
 from kedrl_dask.process import one_blas_thread
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.recovery import Recovered, RecoverySettings, recover_law
+from kedrl_dask.runs import CHECKPOINT_SECONDS, recorded_fit
 from kedrl_dask.settings import Conditioning, Settings
 from kedrl_dask.solvers import Solver
 from kedrl_dask.spectral import Method
@@ -250,6 +250,8 @@ class KEDRL(BaseEstimator):
         cache: str | Path | None = None,
         memory: int | str | None = None,
         progress: Literal["auto", "bars", "log", "none"] = "auto",
+        run: str | Path | None = None,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
     ) -> KEDRL:
         """Estimate the embedding of the return under ``policy``.
 
@@ -272,32 +274,30 @@ class KEDRL(BaseEstimator):
             refused.
         progress : {"auto", "bars", "log", "none"}
             Bars on a terminal or in a notebook, log lines elsewhere.
+        run : path, optional
+            Directory of the run, new or of an interrupted fit of the same settings, data and policy: this
+            one then goes on from what that left. All workers must reach it. See :mod:`kedrl_dask.runs`.
+        checkpoint_seconds : float
+            Time between checkpoints of the solver, in a run.
 
         Returns
         -------
         self
         """
         settings, store = self._prepared(store)
-        check_policy(policy, store)
-        reporter, executor = Reporter(progress), executor or default_executor()
-        if not settings.automatic_sizes:  # else it is planned when they are known
-            checked_plan(settings, store, executor, memory)
-        with one_blas_thread(), workspace(store, cache) as space:
-            fit = run_fit(settings, store, policy, executor, memory, space, reporter)
-        self.solution_ = fit.solution
-        self.coefficients_ = fit.solution.coefficients
-        self.grid_, self.basis_ = fit.choices.grid, fit.choices.basis.landmarks
-        self.frequencies_ = fit.choices.frequencies
-        self.operators_, self.ratio_, self.plan_ = fit.operators, fit.ratio, fit.plan
-        self.target_ = fit.target
-        self.input_kernel_, self.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
-        self.ridge_gamma_, self.ridge_b_ = fit.ridge_gamma, fit.ridge_b
-        self.mass_penalty_ = fit.mass_penalty
-        with reporter.stage("diagnostics"):
-            self.diagnostics_ = diagnose(self, fit, store, policy)
-        self.diagnostics_["seconds"] = dict(reporter.seconds)
-        warn_of_separation(self)
+        where = executor or default_executor(), memory, cache
+        fit_model(self, settings, store, policy, *where, progress, run, checkpoint_seconds)
         return self
+
+    @classmethod
+    def resume(cls, run: str | Path, *, policy: Policy | None = None, **options: Any) -> KEDRL:
+        """Go on with the fit of a run, or read its result if it is there.
+
+        ``policy`` is needed if it is code, as a :class:`~kedrl_dask.policies.Function` is. Options are
+        ``executor``, ``memory``, ``progress`` and ``checkpoint_seconds`` of :meth:`fit`.
+        """
+        settings, arguments = recorded_fit(Path(run), policy)
+        return cls(**settings).fit(**arguments, **options)
 
     def _prepared(self, store: TransitionStore | str | Path) -> tuple[Settings, TransitionStore]:
         """Check settings against each other and the data."""

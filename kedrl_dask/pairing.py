@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -26,9 +27,9 @@ from kedrl_dask.division import (
 from kedrl_dask.paired_objective import ContractedTarget, PairedObjective, SweptTarget, Target
 from kedrl_dask.passes import Continuation
 from kedrl_dask.progress import Reporter
-from kedrl_dask.schema import PAIRED_OPERATOR, PAIRED_SUMS
+from kedrl_dask.schema import PAIRED_OPERATOR, PAIRED_SUMS, ArraySpec
 from kedrl_dask.separating import Prepared
-from kedrl_dask.store import ArrayStore
+from kedrl_dask.store import ArrayStore, part_name
 from kedrl_dask.sums import RegressionSums
 from kedrl_dask.target import (
     CONTRACTION_KIND,
@@ -136,55 +137,85 @@ class Pairing:
         """Path of the operator P; its sums and it are found again where they depend on the same."""
         pieces = row_ranges(self.start.store.n_rows, LINK_GROUPS)
         frequencies = self.start.choices.frequencies
+        blocks = even_ranges(len(frequencies), FREQUENCY_CHUNK)
         sums_facts = {**self.facts, "frequencies": frequencies, "basis": self.start.choices.basis.whitening}
-        with reporter.stage("contraction", len(pieces)) as advance:
-            sums = self.start.cache.get(
-                "paired-sums", sums_facts, lambda path: self._sum(path, pieces, advance)
-            )
-            facts = {**sums_facts, "ridge": self.start.ridge_gamma}
-            return self.start.cache.get(
-                "paired-operator", facts, lambda path: self._solve(path, sums, len(pieces))
-            )
+        facts = {**sums_facts, "ridge": self.start.ridge_gamma}
 
-    def _sum(self, path: Path, pieces: list[tuple[int, int]], advance: Any) -> None:
-        n_waves = 2 * len(self.start.choices.frequencies)
-        sizes = {
-            "wave": n_waves,
-            "rank": self.start.choices.features.rank,
-            "basis": self.start.choices.basis.rank,
-        }
-        chunk = 2 * FREQUENCY_CHUNK
+        def create(_: str, path: Path) -> None:
+            sizes = {"frequency": len(frequencies), "rank": self.start.choices.features.rank}
+            dtype = np.result_type(self.start.settings.dtype, np.complex64).name
+            specs = [replace(spec, dtype=dtype) for spec in PAIRED_OPERATOR]
+            self._create(path, OPERATOR_KIND, specs, sizes, {"frequency": blocks[0][1]})
+
+        with reporter.stage("contraction", len(pieces)) as advance:
+
+            def compute(paths: dict[str, Path], numbers: list[int]) -> None:
+                sums = self._sum(sums_facts, pieces, advance)
+                chosen = [(i, blocks[i]) for i in numbers]
+                self._solve(paths["paired-operator"], sums, len(pieces), chosen)
+
+            paths = self.start.cache.complete({"paired-operator": facts}, len(blocks), create, compute)
+        return paths["paired-operator"]
+
+    def _create(
+        self, path: Path, kind: str, specs: Sequence[ArraySpec], sizes: dict[str, int], chunks: dict[str, int]
+    ) -> None:
+        sizes = {**sizes, "basis": self.start.choices.basis.rank}
+        ArrayStore.create(path, kind, specs, sizes, chunks, compressed=False).finish()
+
+    def _sum(self, facts: Facts, pieces: list[tuple[int, int]], advance: Any) -> Path:
+        """Path of the sums; links that are there are not repeated."""
+        n_waves, chunk = 2 * len(self.start.choices.frequencies), 2 * FREQUENCY_CHUNK
         specs = PAIRED_SUMS if len(pieces) > 1 else PAIRED_SUMS[:1]
-        stored = ArrayStore.create(path, CONTRACTION_KIND, specs, sizes, {"wave": chunk}, compressed=False)
+
+        def create(path: Path) -> None:
+            sizes = {"wave": n_waves, "rank": self.start.choices.features.rank}
+            self._create(path, CONTRACTION_KIND, specs, sizes, {"wave": chunk})
+
+        path = self.start.cache.open("paired-sums", facts, create)
         chunks = [(start, min(start + chunk, n_waves)) for start in range(0, n_waves, chunk)]
-        shards = [(group[0][0], group[-1][1]) for group in in_groups(chunks, self.start.plan.n_shards)]
+        done = self._links(path, len(chunks), [spec.name for spec in specs])
         task = self.start.executor.share(Contraction(self._rows(), path))
         for link, rows in enumerate(pieces):
-            self.start.executor.map(contract_link, shards, task, link, rows)
+            shards = self._shards([i for i, n_links in enumerate(done) if n_links <= link])
+            which = [(chunks[shard[0]][0], chunks[shard[-1]][1]) for shard in shards]
+            self.start.executor.map(contract_link, which, task, link, rows)
             advance()
-        stored.finish()
+        return path
 
-    def _solve(self, path: Path, sums: Path, n_links: int) -> None:
-        frequencies, features = self.start.choices.frequencies, self.start.choices.features
-        sizes = {"frequency": len(frequencies), "rank": features.rank, "basis": self.start.choices.basis.rank}
-        dtype = np.result_type(self.start.settings.dtype, np.complex64).name
-        specs = [replace(spec, dtype=dtype) for spec in PAIRED_OPERATOR]
-        chunks = {"frequency": FREQUENCY_CHUNK}
-        stored = ArrayStore.create(path, OPERATOR_KIND, specs, sizes, chunks, compressed=False)
+    def _links(self, path: Path, n_chunks: int, names: list[str]) -> list[int]:
+        """How many links the sums of each chunk of waves have, in the array that has more of them."""
+        places = [(i, name) for i in range(n_chunks) for name in names]
+        lacking = set(self.start.cache.lacking(path, [part_name(*place) for place in places]))
+        sums, done = ArrayStore.open(path, CONTRACTION_KIND), [0] * n_chunks
+        for i, name in places:
+            if part_name(i, name) not in lacking:
+                done[i] = max(done[i], sums.entry(i, name)["link"] + 1)
+        return done
+
+    def _shards(self, chunks: list[int]) -> list[list[int]]:
+        """Deal chunks out to about as many tasks as planned, each of neighbours."""
+        runs: list[list[int]] = []
+        for i in chunks:
+            if not runs or i != runs[-1][-1] + 1:
+                runs.append([])
+            runs[-1].append(i)
+        n_shards = self.start.plan.n_shards
+        return [shard for run in runs for shard in in_groups(run, -(-len(run) * n_shards // len(chunks)))]
+
+    def _solve(self, path: Path, sums: Path, n_links: int, blocks: list[tuple[int, tuple[int, int]]]) -> None:
         task = SolveTask(
             sums,
             "first" if n_links % 2 else "second",
             path,
-            features,
+            self.start.choices.features,
             self.sums.gram.sum(axis=0),
             self.sums.n_transitions,
             self.start.ridge_gamma,
         )
-        blocks = even_ranges(len(frequencies), FREQUENCY_CHUNK)
         self.start.executor.map(solve_waves, blocks, self.start.executor.share(task))
-        stored.finish()
 
 
-def _total(total: Compressed, number: int, source: PairedPoints) -> Compressed:
+def _total(total: Compressed, group: Any, source: PairedPoints) -> Compressed:
     """What a group gives."""
     return total

@@ -19,6 +19,7 @@ from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.policies import Policy
+from kedrl_dask.process import check_abandoned
 from kedrl_dask.ratio import DensityRatio, RatioMoments, moments, section_means
 from kedrl_dask.scratch import scratch
 from kedrl_dask.spectral import waves
@@ -72,6 +73,7 @@ def read_groups(store: TransitionStore, block: RowBlock) -> Iterator[tuple[int, 
                 ahead = reader.submit(read, end, edges[i + 2])
             cuts = np.searchsorted(transitions.rows, np.arange(begin, end + 1) * GROUP_ROWS)
             for number, rows in zip(range(begin, end), pairwise(cuts), strict=True):
+                check_abandoned()
                 yield number, transitions.select(slice(*rows))
 
 
@@ -210,12 +212,17 @@ def combine_sums(first: Sums, second: Sums) -> Sums:
     return total
 
 
-def write_block(total: Sums, number: int, task: StreamingPass) -> None:
-    """Store the sums over a block of episodes, where each belongs."""
+def write_block(total: Sums, block: list[RowBlock], task: StreamingPass) -> None:
+    """Store the sums over a block of episodes, given by its pieces, where each belongs."""
     for path, names in task.sums.items():
-        sums = ArrayStore.open(path, SUMS_KIND, writable=True)
-        for name in names:
-            sums.write(name, number, total[name][None])
+        _write_sums(path, block[0].number, {name: total[name] for name in names})
+
+
+def _write_sums(path: Path, number: int, totals: Sums) -> None:
+    sums = ArrayStore.open(path, SUMS_KIND, writable=True)
+    for name, total in totals.items():
+        sums.write(name, number, np.asarray(total)[None])
+    sums.commit(number)
 
 
 def _product(name: str, phi: Array, responses: Array) -> Array:
@@ -267,13 +274,14 @@ def combine_scalars(first: Array, second: Array) -> Array:
 
 def ratio_moments(
     block: RowBlock,
+    sums: Path,
     store_path: Path,
     kernel: Matern,
     centers: Array,
     target: TargetActions,
     dtype: npt.DTypeLike,
-) -> RatioMoments:
-    """Sums of uLSIF over the transitions of a block that have a successor."""
+) -> None:
+    """Store the sums of uLSIF over the transitions of a block that have a successor."""
     store = TransitionStore.open(store_path)
     b = len(centers)
     total = RatioMoments(np.zeros((b, b)), np.zeros(b), np.zeros(b), 0)
@@ -287,7 +295,7 @@ def ratio_moments(
         kernel(logged, centers, out=at_logged)
         section_means(kernel, centers, successors[:, goes_on], weights, out=at_drawn)
         total += moments(at_logged, at_drawn)
-    return total
+    _write_sums(sums, block.number, {name: np.asarray(part) for name, part in vars(total).items()})
 
 
 @dataclass(frozen=True)
@@ -343,19 +351,25 @@ class Conditioning:
         )
 
 
-def evaluate_points(rows: tuple[int, int], task: Conditioning, with_shared: bool) -> None:
-    """Evaluate the operators at some conditioning points and store them.
+def evaluate_points(
+    block: tuple[int, tuple[int, int]], task: Conditioning, with_shared: bool, with_own: bool
+) -> None:
+    """Evaluate the operators at the conditioning points of a chunk, given by its number and rows; store them.
 
-    Without ``with_shared`` only the part that depends on the policy.
+    What all policies share, and what depends on the policy.
     """
+    number, rows = block
     points = ArrayStore.open(task.points, CONDITIONING_KIND, writable=True)
     inputs = points.read("input", *rows)
     psi, start, operators = task.operators.features(inputs), rows[0], task.operators
-    own = ArrayStore.open(task.continuation, CONDITIONING_KIND, writable=True)
-    own.write("continuation", start, psi @ operators.continuation)
+    if with_own:
+        own = ArrayStore.open(task.continuation, CONDITIONING_KIND, writable=True)
+        own.write("continuation", start, psi @ operators.continuation)
+        own.commit(number)
     if not with_shared:
         return
     points.write("basis", start, task.basis(inputs))
     points.write("mass", start, psi @ operators.mass)
     for name, array in operators.target(psi).items():
         points.write(name, start, array)
+    points.commit(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from shutil import disk_usage
 
+from kedrl_dask.cache import Cache
 from kedrl_dask.costs import NOMINAL, Sizes
 from kedrl_dask.execute import Executor, ThreadExecutor, parse_memory
 from kedrl_dask.kernels import Matern
@@ -44,11 +45,21 @@ def plan_fit(
 
 
 def checked_plan(
-    settings: Settings, store: TransitionStore, executor: Executor, memory: int | str | None
+    settings: Settings,
+    store: TransitionStore,
+    executor: Executor,
+    memory: int | str | None,
+    cache: Cache | None = None,
 ) -> Plan:
-    """Plan without measurements, refused over budget: what every fit begins with."""
+    """Plan without measurements, refused over budget: what every fit begins with.
+
+    What a cache has need not be written again.
+    """
     plan = plan_fit(settings, store, executor, memory, calibrate=False)
-    plan.check(disk_usage(store.path.resolve().parent).free)
+    if cache is None:
+        plan.check(None)
+    else:
+        plan.check(disk_usage(cache.directory).free + cache.size)
     return plan
 
 

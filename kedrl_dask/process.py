@@ -1,14 +1,27 @@
-"""This process: its memory, and its threads of linear algebra."""
+"""This process: its memory, its threads of linear algebra, and how it is asked to stop."""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["one_blas_thread", "own_memory"]
+__all__ = [
+    "Abandoned",
+    "Stopped",
+    "Terminated",
+    "abandoning",
+    "check_abandoned",
+    "one_blas_thread",
+    "own_memory",
+    "terminable",
+]
 
 
 @contextmanager
@@ -21,3 +34,71 @@ def one_blas_thread() -> Iterator[None]:
 def own_memory() -> int:
     """Bytes that this process has in memory."""
     return int(psutil.Process().memory_info().rss)
+
+
+class Stopped(RuntimeError):
+    """A computation lost what it needs, such as its workers or room on the disk, and can go on later."""
+
+
+class Terminated(SystemExit):
+    """The process was asked to end, as a batch system does shortly before a job's time is up."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises :class:`Terminated` in the body, so that it can put things in order.
+
+    Only in the main thread, which signals go to, and not where the signal has a handler already.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminate(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # putting things in order is not interrupted again
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Abandoned(BaseException):
+    """What a thread works on is no longer wanted."""
+
+
+_abandoned = threading.Event()
+
+
+@contextmanager
+def abandoning(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
+    """The pool, closed at the end; an interruption makes its functions end at their :func:`check_abandoned`.
+
+    Nothing else can interrupt a thread.
+    """
+    is_interrupted = False
+    try:
+        with pool:
+            try:
+                yield pool
+            except Exception:
+                raise
+            except BaseException:
+                is_interrupted = True
+                _abandoned.set()
+                raise
+    finally:
+        if is_interrupted:  # and all its functions have ended
+            _abandoned.clear()
+
+
+def check_abandoned() -> None:
+    """In a long computation: end it if the process was interrupted."""
+    if _abandoned.is_set():
+        raise Abandoned

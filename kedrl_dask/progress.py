@@ -22,6 +22,10 @@ Advance = Callable[..., None]
 LOG_INTERVAL = 10.0
 
 
+def _unnoted(event: str, **facts: object) -> None:
+    """Nobody keeps a record."""
+
+
 class Reporter:
     """Shows the stages of a computation as they run, and remembers how long each took.
 
@@ -30,6 +34,8 @@ class Reporter:
     show : {"auto", "bars", "log", "none"}
         "auto" draws bars when standard error is a terminal or in a notebook, and otherwise writes log
         lines to the logger ``kedrl_dask`` at level INFO.
+    note : callable, optional
+        Called as ``note(event, **facts)`` when a stage begins or ends, and with what else is worth a record.
 
     Attributes
     ----------
@@ -37,10 +43,13 @@ class Reporter:
         Wall time of each stage so far, by name.
     """
 
-    def __init__(self, show: Literal["auto", "bars", "log", "none"] = "auto") -> None:
+    def __init__(
+        self, show: Literal["auto", "bars", "log", "none"] = "auto", note: Callable[..., None] | None = None
+    ) -> None:
         if show not in ("auto", "bars", "log", "none"):
             raise ValueError(f"progress must be 'auto', 'bars', 'log' or 'none', got {show!r}")
         self.seconds: dict[str, float] = {}
+        self.note = note or _unnoted
         console = Console(stderr=True)
         can_draw = console.is_jupyter or (sys.stderr is not None and sys.stderr.isatty())
         self._show = ("bars" if can_draw else "log") if show == "auto" else show
@@ -50,10 +59,13 @@ class Reporter:
     def stage(self, name: str, total: int | None = None) -> Iterator[Advance]:
         """Run the body as a stage; it is given ``advance(amount=1, remark="")``."""
         start = time.perf_counter()
+        self.note("stage started", stage=name)
         body = {"bars": self._bar, "log": self._log, "none": self._silence}[self._show]
         with body(name, total) as advance:
             yield advance
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.note("stage finished", stage=name, seconds=seconds)
 
     @contextmanager
     def _bar(self, name: str, total: int | None) -> Iterator[Advance]:

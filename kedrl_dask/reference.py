@@ -28,7 +28,7 @@ from kedrl_dask.persist import from_json, open_fitted, parameters, to_json, writ
 from kedrl_dask.process import one_blas_thread
 from kedrl_dask.progress import Reporter
 from kedrl_dask.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
-from kedrl_dask.streaming import episode_blocks, sum_blocks
+from kedrl_dask.streaming import create_sums, episode_blocks, sum_blocks
 from kedrl_dask.sums import read_folds
 from kedrl_dask.transitions import Transitions, TransitionStore
 from kedrl_dask.tuning import RIDGES, BlockSums, cross_validate_ridge, median_kernel, tune_input_kernel
@@ -263,14 +263,13 @@ class ConditionalEmbedding(BaseEstimator):
         sizes = {"block": len(blocks), "rank": features.rank, "rank_again": features.rank}
         sizes["response_rank"] = responses.rank
 
-        def make(path: Path) -> None:
-            names = {path: tuple(spec.name for spec in specs)}
-            given = features.astype(dtype), names
-            task = StreamingPass(store.path.resolve(), *given, responses=responses.astype(dtype))
-            sum_blocks(task, {path: specs}, sizes, blocks, executor, advance)
-
         with workspace(store, None) as space, reporter.stage("streaming pass", len(blocks)) as advance:
-            folds = read_folds([space.get("sums", {"data": store.fingerprint}, make)], features)
+            path = space.directory / "sums"
+            create_sums(path, specs, sizes)
+            given = features.astype(dtype), {path: tuple(spec.name for spec in specs)}
+            task = StreamingPass(store.path.resolve(), *given, responses=responses.astype(dtype))
+            sum_blocks(task, blocks, executor, advance)
+            folds = read_folds([path], features)
         completed = responses.complete_sums(np.swapaxes(folds["response"], 1, 2))
         return {**folds, "response": np.swapaxes(completed, 1, 2)}
 

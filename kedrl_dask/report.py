@@ -16,9 +16,9 @@ from sklearn.utils.validation import check_is_fitted
 from kedrl_dask.gate import model_findings
 from kedrl_dask.kernels import Matern
 from kedrl_dask.model import KEDRL
-from kedrl_dask.solvers import by_name
+from kedrl_dask.solvers import AdamW, Result, by_name
 
-__all__ = ["errors_summary", "render", "summary"]
+__all__ = ["did_its_work", "errors_summary", "render", "summary"]
 
 Array = npt.NDArray[Any]
 Row = tuple[str, str]
@@ -29,6 +29,12 @@ CAUTION = (
     "satisfies the projected Bellman equation: it is neither a policy value nor a bound on a Wasserstein "
     "distance."
 )
+
+
+def did_its_work(model: KEDRL) -> bool:
+    """Whether the solver converged; AdamW is asked only to use up its budget."""
+    result, solver = model.solution_.result, by_name(model.solver)
+    return result.ok or (isinstance(solver, AdamW) and result is Result.BUDGET)
 
 
 def summary(model: KEDRL) -> dict[str, Any]:

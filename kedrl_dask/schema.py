@@ -24,6 +24,7 @@ __all__ = [
     "PAIRED_OPERATOR",
     "PAIRED_SUMS",
     "POINTS",
+    "RATIO_SUMS",
     "REFERENCE",
     "RESPONSE_SUMS",
     "RETURNS",
@@ -102,6 +103,14 @@ CONTINUATION_SUMS: tuple[ArraySpec, ...] = (
     ArraySpec("continuation", ("block", "rank", "basis"), "float64", "sum of phi kappa^T"),
     ArraySpec("continuation_sum", ("block", "basis"), "float64", "sum of kappa"),
     ArraySpec("scalar", ("block", "scalar_name"), "float64", "the numbers named in BLOCK_SCALARS"),
+)
+
+# Sums over blocks of episodes that the density ratio is made of.
+RATIO_SUMS: tuple[ArraySpec, ...] = (
+    ArraySpec("second", ("block", "center", "center_again"), "float64", "sum of k k^T at logged successors"),
+    ArraySpec("denominator", ("block", "center"), "float64", "sum of k at logged successors"),
+    ArraySpec("numerator", ("block", "center"), "float64", "sum of k at actions of the target policy"),
+    ArraySpec("count", ("block",), "int64", "number of transitions that have a successor"),
 )
 
 # Sums over the block, but for the extremes of the density ratio over transitions that have a successor.

@@ -104,23 +104,21 @@ def _condition(
     sizes |= {"wave": operators.reward.shape[1], "atom": m, "atom_again": m}
     whitened = replace(operators, continuation=operators.continuation @ choices.basis.whitening)
 
-    def create(path: Path, specs: Any) -> ArrayStore:
-        specs = [replace(s, dtype=dtype.name) if s.name in stored else s for s in specs]
+    def create(kind: str, path: Path) -> None:
+        specs = CONDITIONING + target if kind == "conditioning" else CONDITIONING_CONTINUATION
+        specs = tuple(replace(s, dtype=dtype.name) if s.name in stored else s for s in specs)
         chunks = {"point": ranges[0][1]}
-        return ArrayStore.create(path, CONDITIONING_KIND, specs, sizes, chunks, compressed=False)
+        ArrayStore.create(path, CONDITIONING_KIND, specs, sizes, chunks, compressed=False).finish()
 
-    def make(missing: dict[str, Path]) -> None:
-        stores = [create(missing["conditioning-policy"], CONDITIONING_CONTINUATION)]
-        with_shared = "conditioning" in missing
+    def compute(paths: dict[str, Path], numbers: list[int]) -> None:
+        with_own, with_shared = (kind in paths for kind in ("conditioning-policy", "conditioning"))
         if with_shared:
-            stores.append(create(missing["conditioning"], CONDITIONING + target))
-            stores[-1].write("input", 0, inputs)
-            stores[-1].write("weight", 0, weights)
-        points = missing.get("conditioning", cache.path("conditioning", facts["conditioning"]))
-        task = Conditioning(points, missing["conditioning-policy"], whitened, choices.basis, dtype)
-        executor.map(evaluate_points, ranges, executor.share(task), with_shared, advance=advance)
-        for filled in stores:
-            filled.finish()
+            points = ArrayStore.open(paths["conditioning"], CONDITIONING_KIND, writable=True)
+            for start, stop in (ranges[i] for i in numbers):
+                points.write("input", start, inputs[start:stop])
+                points.write("weight", start, weights[start:stop])
+        blocks = [(i, ranges[i]) for i in numbers]
+        executor.map(evaluate_points, blocks, executor.share(task), with_shared, with_own, advance=advance)
 
     facts: dict[str, Facts] = {}
     facts["conditioning"] = {
@@ -131,5 +129,10 @@ def _condition(
         "precision": dtype.name,
     }
     facts["conditioning-policy"] = {**facts["conditioning"], "continuation": whitened.continuation}
-    paths = cache.get_all(facts, make)
-    return Conditioning(paths["conditioning"], paths["conditioning-policy"], whitened, choices.basis, dtype)
+    places = (
+        cache.path("conditioning", facts["conditioning"]),
+        cache.path("conditioning-policy", facts["conditioning-policy"]),
+    )
+    task = Conditioning(*places, whitened, choices.basis, dtype)
+    cache.complete(facts, len(ranges), create, compute)
+    return task

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from shutil import rmtree
@@ -16,17 +17,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.sync import sync
 
+from kedrl_dask import files
 from kedrl_dask._version import __version__
 from kedrl_dask.schema import ArraySpec
 
-__all__ = ["FORMAT_VERSION", "ArrayStore", "StoreError", "check_vacant", "digest", "remove"]
+__all__ = [
+    "FORMAT_VERSION",
+    "ArrayStore",
+    "DamageError",
+    "StoreError",
+    "check_vacant",
+    "digest",
+    "part_name",
+    "remove",
+]
 
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+#: From this version on every chunk ends in its checksum, and none is left out because it is all zeros.
+CHECKED_FROM = 2
 
 # Chunks in flight per read or write. Many worker threads read at once, so parallelism comes from them;
 # zarr's own default would multiply with it.
@@ -35,6 +49,28 @@ zarr.config.set({"async.concurrency": 4})
 
 class StoreError(ValueError):
     """A store is missing, incomplete, damaged, or not what was asked for."""
+
+
+class DamageError(StoreError):
+    """A file of a store is missing or not as it was written; ``path`` is its directory."""
+
+    def __init__(self, message: str, path: Path) -> None:
+        super().__init__(message, path)
+        self.path = path
+
+    def __str__(self) -> str:
+        """The message alone."""
+        return str(self.args[0])
+
+
+def _codecs(compressed: bool) -> tuple[Any, ...]:
+    """What becomes of a chunk's bytes; their checksum comes last, so that it is of what is on the disk."""
+    return (ZstdCodec(), Crc32cCodec()) if compressed else (Crc32cCodec(),)
+
+
+def part_name(block: int, name: str | None = None) -> str:
+    """How the manifest calls chunk ``block`` of all arrays, or of one."""
+    return str(block) if name is None else f"{block}-{name}"
 
 
 def digest(array: Array) -> bytes:
@@ -100,7 +136,7 @@ class ArrayStore:
         attributes: Mapping[str, Any] | None = None,
         compressed: bool = True,
     ) -> ArrayStore:
-        """Create the group and its arrays, filled with zeros.
+        """Create the group and its arrays, with nothing in them.
 
         Parameters
         ----------
@@ -133,7 +169,7 @@ class ArrayStore:
                 chunks=tuple(max(1, chunks.get(dim, sizes[dim])) for dim in spec.dims),
                 dtype=spec.dtype,
                 fill_value=0,
-                compressors="auto" if compressed else None,
+                compressors=_codecs(compressed),
                 dimension_names=spec.dims,
                 attributes={"meaning": spec.meaning},
             )
@@ -207,7 +243,7 @@ class ArrayStore:
                 raise StoreError(
                     f"{self._path}: array {name} is missing; write the store again, or restore it from a copy"
                 )
-            self._arrays[name] = array
+            self._arrays[name] = array.with_config({"write_empty_chunks": True})
         return self._arrays[name]
 
     @property
@@ -262,12 +298,74 @@ class ArrayStore:
                 f"{self._path}: array {name} has {array.shape[0]} rows, asked for {start}:{stop}"
             )
         try:
+            if self._is_checked:
+                self._check_present(name, start, stop)
             return np.asarray(array[start:stop])
         except (OSError, RuntimeError, ValueError) as error:
-            raise StoreError(
-                f"{self._path}: array {name}, rows {start}:{stop} cannot be read ({error}); "
-                "the file is damaged: restore it from a copy, or write the store again"
+            raise DamageError(
+                f"{self._path}: array {name}, rows {start}:{stop} cannot be read ({error}); the file "
+                f"{self._damaged_file(name, start, stop)} is damaged: restore it from a copy, "
+                "or write the store again",
+                self._path,
             ) from error
+
+    @property
+    def _is_checked(self) -> bool:
+        return bool(self._group.attrs["format_version"] >= CHECKED_FROM)  # type: ignore[operator]
+
+    def _chunks(self, name: str, start: int, stop: int) -> Iterator[tuple[int, ...]]:
+        """Places in the grid of chunks that hold some rows of an array."""
+        array = self._array(name)
+        stop = min(stop, array.shape[0])
+        if array.size and start < stop:
+            rows = range(start // array.chunks[0], -(-stop // array.chunks[0]))
+            rest = [range(-(-n // chunk)) for n, chunk in zip(array.shape[1:], array.chunks[1:], strict=True)]
+            yield from itertools.product(rows, *rest)
+
+    def file(self, name: str, row: int) -> Path:
+        """File that holds a row of an array, if its other dimensions are one chunk."""
+        return self._file(name, next(self._chunks(name, row, row + 1)))
+
+    def _file(self, name: str, place: tuple[int, ...]) -> Path:
+        """File of a chunk."""
+        return self._path / name / self._array(name).metadata.encode_chunk_key(place)
+
+    def _check_present(self, name: str, start: int, stop: int) -> None:
+        """Refuse a chunk that is gone: Zarr would take it for zeros."""
+        for place in self._chunks(name, start, stop):
+            if not self._file(name, place).exists():
+                raise FileNotFoundError("no such file")
+
+    def _damaged_file(self, name: str, start: int, stop: int) -> Path:
+        """The first file among some rows of an array that cannot be read."""
+        array = self._array(name)
+        for place in self._chunks(name, start, stop):
+            where = tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, array.chunks, strict=True))
+            file = self._file(name, place)
+            if not file.exists():
+                return file
+            try:
+                array[where]
+            except (OSError, RuntimeError, ValueError):
+                return file
+        return self._path / name
+
+    def commit(self, block: int, name: str | None = None, **facts: Any) -> None:
+        """Say in the manifest beside the store that chunk ``block`` of every array, or of one, is written."""
+        written = []
+        for array in self.names if name is None else (name,):
+            length = self._array(array).chunks[0]
+            places = self._chunks(array, block * length, (block + 1) * length)
+            written += [self._file(array, place) for place in places]
+        files.commit(self._path, part_name(block, name), written, **facts)
+
+    def entry(self, block: int, name: str | None = None) -> dict[str, Any]:
+        """What the manifest says of them; empty if nothing."""
+        return files.read_entry(self._path, part_name(block, name))
+
+    def revoke(self, block: int, name: str | None = None) -> None:
+        """Take them out of the manifest, before they are written anew."""
+        files.revoke(self._path, part_name(block, name))
 
     def take(self, name: str, rows: npt.ArrayLike) -> Array:
         """Rows of an array in the given order; each chunk touched is read once, one at a time."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
@@ -29,14 +28,21 @@ from kedrl_dask.passes import (
 )
 from kedrl_dask.policies import LocationScale, Policy
 from kedrl_dask.progress import Reporter
-from kedrl_dask.schema import BLOCK_SCALARS, CONTINUATION_SUMS, INPUT_SUMS, REWARD_SUMS, ArraySpec
+from kedrl_dask.schema import (
+    BLOCK_SCALARS,
+    CONTINUATION_SUMS,
+    INPUT_SUMS,
+    RATIO_SUMS,
+    REWARD_SUMS,
+    ArraySpec,
+)
 from kedrl_dask.settings import Settings
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.sums import RegressionSums, recalibrate
 from kedrl_dask.transitions import TransitionStore
 from kedrl_dask.tuning import RIDGES
 
-__all__ = ["Streamed", "episode_blocks", "policy_facts", "stream", "sum_blocks"]
+__all__ = ["Streamed", "create_sums", "episode_blocks", "policy_facts", "stream", "sum_blocks"]
 
 #: Draws from a policy that has no quadrature, and the most nodes of one that has.
 RANDOM_DRAWS, MOST_DRAWS = 8, 64
@@ -84,8 +90,8 @@ def stream(
     ratio = None
     if settings.continuation == "ratio":
         with reporter.stage("density ratio", len(blocks)) as advance:
-            ratio = _fit_ratio(settings, store, choices, target, blocks, executor, advance)
-    facts = _facts(settings, store, choices, target, ratio, len(blocks))
+            ratio = _fit_ratio(settings, store, choices, target, blocks, executor, cache, advance)
+    facts = _facts(settings, store, choices, target, ratio, len(blocks), cache)
     continuation = Continuation(choices.features.kernel, choices.basis.landmarks, target, ratio)
     with reporter.stage("streaming pass", len(blocks)) as advance:
         paths = _sum_blocks(settings, store, choices, continuation, blocks, facts, executor, cache, advance)
@@ -118,6 +124,7 @@ def _fit_ratio(
     target: TargetActions,
     blocks: list[RowBlock],
     executor: Executor,
+    cache: Cache,
     advance: Any,
 ) -> ratios.DensityRatio:
     """Fit uLSIF: centres and ridge from a sample, coefficients from sums over all transitions."""
@@ -135,11 +142,26 @@ def _fit_ratio(
     if options.ridge == "auto":
         sections = kernel(logged, centers), ratios.section_means(kernel, centers, successors, weights)
         ridge = min(RIDGES, key=lambda value: ratios.leave_one_out_score(sections[0], sections[1], value))
-    shared = (store.path.resolve(), kernel, executor.share(centers), target, settings.dtype)
-    parts = executor.map(ratio_moments, blocks, *shared, advance=advance)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
+    facts = {
+        "data": store.fingerprint,
+        "blocks": len(blocks),
+        "kernel": kernel,
+        "centers": centers,
+        "target": _target_facts(target, cache),
+        "precision": settings.dtype.name,
+    }
+    sizes = {"block": len(blocks), "center": len(centers), "center_again": len(centers)}
+
+    def compute(paths: dict[str, Path], numbers: list[int]) -> None:
+        shared = (store.path.resolve(), kernel, executor.share(centers), target, settings.dtype)
+        chosen = [blocks[i] for i in numbers]
+        executor.map(ratio_moments, chosen, paths["ratio-sums"], *shared, advance=advance)
+
+    paths = cache.complete(
+        {"ratio-sums": facts}, len(blocks), lambda _, path: create_sums(path, RATIO_SUMS, sizes), compute
+    )
+    sums = ArrayStore.open(paths["ratio-sums"], SUMS_KIND)
+    total = ratios.RatioMoments(*(sums.read(spec.name).sum(axis=0) for spec in RATIO_SUMS))
     return ratios.DensityRatio(kernel, centers, ratios.solve(total, ridge), options.clip, ridge)
 
 
@@ -161,37 +183,31 @@ def _sum_blocks(
     sizes = {"block": len(blocks), "rank": features.rank, "rank_again": features.rank}
     sizes |= {"wave": 2 * len(choices.frequencies), "basis": len(basis), "scalar_name": len(BLOCK_SCALARS)}
 
-    def make(missing: dict[str, Path]) -> None:
+    def compute(paths: dict[str, Path], numbers: list[int]) -> None:
         task = StreamingPass(
             store.path.resolve(),
             features.astype(settings.dtype),
-            {path: tuple(spec.name for spec in parts[kind]) for kind, path in missing.items()},
+            {path: tuple(spec.name for spec in parts[kind]) for kind, path in paths.items()},
             choices.frequencies,
-            continuation if "continuation" in missing else None,
+            continuation if "continuation" in paths else None,
         )
-        specs = {path: parts[kind] for kind, path in missing.items()}
-        sum_blocks(task, specs, sizes, blocks, executor, advance)
+        sum_blocks(task, [blocks[i] for i in numbers], executor, advance)
 
-    return list(cache.get_all(facts, make).values())
+    def create(kind: str, path: Path) -> None:
+        create_sums(path, parts[kind], sizes)
+
+    return list(cache.complete(facts, len(blocks), create, compute).values())
 
 
-def sum_blocks(
-    task: StreamingPass,
-    specs: Mapping[Path, Sequence[ArraySpec]],
-    sizes: Mapping[str, int],
-    blocks: list[RowBlock],
-    executor: Executor,
-    advance: Any,
-) -> None:
-    """Run the streaming pass over all blocks, into new stores of the arrays declared for each path."""
-    stores = [
-        ArrayStore.create(path, SUMS_KIND, arrays, sizes, {"block": 1}, compressed=False)
-        for path, arrays in specs.items()
-    ]
+def create_sums(path: Path, specs: Sequence[ArraySpec], sizes: dict[str, int]) -> None:
+    """Create an empty store of sums over blocks."""
+    ArrayStore.create(path, SUMS_KIND, specs, sizes, {"block": 1}, compressed=False).finish()
+
+
+def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, advance: Any) -> None:
+    """Run the streaming pass over some blocks, into the stores of the task."""
     groups = [pieces(block) for block in blocks]
     executor.reduce(accumulate, groups, combine_sums, write_block, executor.share(task), advance=advance)
-    for sums in stores:
-        sums.finish()
 
 
 def _facts(
@@ -201,6 +217,7 @@ def _facts(
     target: TargetActions,
     ratio: ratios.DensityRatio | None,
     n_blocks: int,
+    cache: Cache,
 ) -> dict[str, Facts]:
     """What each part of the sums depends on."""
     features = choices.features
@@ -215,13 +232,17 @@ def _facts(
     facts["continuation"] = {
         **facts["inputs"],
         "basis": choices.basis.landmarks,
-        "policy": policy_facts(target.policy),
-        "draws": [target.n_draws, target.seed],
+        **_target_facts(target, cache),
         "ratio": ratio,
     }
     return facts
 
 
-def policy_facts(policy: Policy) -> Facts:
-    """What identifies a policy: its numbers. Code has none, so that nothing is ever found for it."""
-    return policy.to_dict() if isinstance(policy, LocationScale) else {"code": uuid4().hex}
+def _target_facts(target: TargetActions, cache: Cache) -> Facts:
+    """What identifies the actions of the target policy."""
+    return {"policy": policy_facts(target.policy, cache), "draws": [target.n_draws, target.seed]}
+
+
+def policy_facts(policy: Policy, cache: Cache) -> Facts:
+    """What identifies a policy: its numbers. Code has none; the cache says what stands for it."""
+    return policy.to_dict() if isinstance(policy, LocationScale) else {"code": cache.code}

@@ -24,7 +24,7 @@ from kedrl_dask.paired import Batch, FrequencyBlock, Points
 from kedrl_dask.passes import CONDITIONING_KIND, Continuation, in_block, read_groups
 from kedrl_dask.scratch import scratch
 from kedrl_dask.spectral import waves
-from kedrl_dask.store import ArrayStore
+from kedrl_dask.store import ArrayStore, StoreError
 from kedrl_dask.transitions import TransitionStore
 
 __all__ = [
@@ -126,19 +126,30 @@ def contract_link(which: tuple[int, int], task: Contraction, link: int, rows: tu
     """Add the transitions of some rows to the sums of some waves.
 
     Sums of an even link are read from one array and written to the other, those of an odd one the other way
-    round, so that a task that is run again finds what it found the first time.
+    round, so that a task that is run again finds what it found the first time. The manifest says of every
+    chunk which link it has.
     """
     sums = ArrayStore.open(task.sums, CONTRACTION_KIND, writable=True)
     source, destination = ("first", "second") if link % 2 else ("second", "first")
     start, stop = which
+    chunks = range(start // sums.chunk("wave"), -(-stop // sums.chunk("wave")))
     if link == 0:
         total = np.zeros((stop - start, *sums.shape(destination)[1:]))
     else:
+        if any(sums.entry(chunk, source).get("link") != link - 1 for chunk in chunks):
+            raise StoreError(
+                f"{task.sums}: array {source}, rows {start}:{stop} are not of link {link - 1}: another "
+                "process has written there; fit again"
+            )
         total = sums.read(source, start, stop)
     part = replace(task.rows, frequencies=task.rows.frequencies[start // 2 : stop // 2])
     for batch in part.compute(rows):
         paired.contract(batch, total)
+    for chunk in chunks:
+        sums.revoke(chunk, destination)
     sums.write(destination, start, total)
+    for chunk in chunks:
+        sums.commit(chunk, destination, link=link)
 
 
 @dataclass(frozen=True)
@@ -154,9 +165,9 @@ class SolveTask:
     ridge: float
 
 
-def solve_waves(which: tuple[int, int], task: SolveTask) -> None:
-    """P_w = (A + NλI)⁻¹ Σ ψ exp(i w·r) κ̃ᵀ for some frequencies."""
-    start, stop = which
+def solve_waves(block: tuple[int, tuple[int, int]], task: SolveTask) -> None:
+    """P_w = (A + NλI)⁻¹ Σ ψ exp(i w·r) κ̃ᵀ for the frequencies of a chunk, given by its number and rows."""
+    number, (start, stop) = block
     sums = ArrayStore.open(task.sums, CONTRACTION_KIND).read(task.name, 2 * start, 2 * stop)
     completed = task.features.complete_sums(sums)
     n_waves, rank, width = completed.shape
@@ -165,6 +176,7 @@ def solve_waves(which: tuple[int, int], task: SolveTask) -> None:
     solved = solved.reshape(rank, n_waves, width).transpose(1, 0, 2)
     operator = ArrayStore.open(task.operator, OPERATOR_KIND, writable=True)
     operator.write("operator", start, solved[0::2] + 1j * solved[1::2])
+    operator.commit(number)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -317,35 +318,54 @@ class TransitionStore:
         }
         return EpisodeRows(**read)
 
+    @property
+    def n_chunks(self) -> int:
+        """Stored chunks of rows."""
+        return -(-self.n_rows // self.chunk_rows)
+
     def verify(self) -> None:
         """Read everything and compare it with the digests taken when it was written.
 
         Raises
         ------
         StoreError
-            Naming the damaged array and chunk.
+            Naming the damaged array, chunk and file.
         """
+        for found in self.damage(0, self.n_chunks):
+            raise StoreError(found)
+
+    def damage(self, first: int, last: int) -> Iterator[str]:
+        """What is wrong with the chunks from ``first`` to ``last`` (excluded), in words."""
         remedy = "restore the store from a copy, or write it again"
-        full = self.n_rows // self.chunk_rows
-        tail = [list(bytes.fromhex(text)) for text in self._attributes["tail_digests"]]
-        digests = self._arrays.read(TRANSITION_DIGESTS.name, 0, full)
-        digests = np.concatenate((digests, np.array([tail], dtype=np.uint8))) if tail else digests
-        if fingerprint(digests) != self.fingerprint:
-            raise StoreError(f"{self.path}: array {TRANSITION_DIGESTS.name} is damaged; {remedy}")
-        for chunk, expected in enumerate(digests):
+        digests = self._digests()
+        if digests is None:
+            name = TRANSITION_DIGESTS.name
+            yield f"{self.path}: array {name} is damaged, in the directory {self.path / name}; {remedy}"
+            return
+        for chunk in range(first, last):
             start = chunk * self.chunk_rows
             stop = min(start + self.chunk_rows, self.n_rows)
-            for spec, line in zip(TRANSITIONS, expected, strict=True):
+            for spec, expected in zip(TRANSITIONS, digests[chunk], strict=True):
                 found, reason = b"", "its content has changed"
                 try:
                     found = digest(self._arrays.read(spec.name, start, stop))
                 except StoreError as error:
                     reason = f"it cannot be read ({error.__cause__})"
-                if found != line.tobytes():
-                    raise StoreError(
+                if found != expected.tobytes():
+                    yield (
                         f"{self.path}: array {spec.name}, chunk {chunk} (rows {start}:{stop}) is damaged, "
-                        f"{reason}; {remedy}"
+                        f"{reason}, in the file {self._arrays.file(spec.name, start)}; {remedy}"
                     )
+
+    def _digests(self) -> Array | None:
+        """Digests (chunk, array, byte) of all chunks; None if they are damaged themselves."""
+        tail = [list(bytes.fromhex(text)) for text in self._attributes["tail_digests"]]
+        try:
+            digests = self._arrays.read(TRANSITION_DIGESTS.name, 0, self.n_rows // self.chunk_rows)
+        except StoreError:
+            return None
+        digests = np.concatenate((digests, np.array([tail], dtype=np.uint8))) if tail else digests
+        return digests if fingerprint(digests) == self.fingerprint else None
 
     def _summary(self) -> dict[str, str]:
         """Return what one wants to see at a glance."""

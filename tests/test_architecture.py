@@ -21,16 +21,16 @@ FLOORS = {
     },
     # Storage and execution.
     2: {
-        "cache", "chunks", "costs", "division", "episodes", "execute", "objective", "paired_costs",
-        "paired_objective", "passes", "plan", "probe", "process", "progress", "schema", "store", "target",
-        "transitions", "validation", "writer",
+        "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files",
+        "objective", "paired_costs", "paired_objective", "passes", "plan", "probe", "process", "progress",
+        "schema", "store", "target", "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
         "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "comparison", "conditioning",
-        "contrasts", "datasets", "demo", "diagnostics", "evaluation", "fitting", "gate", "model", "pairing",
-        "persist", "planning", "plots", "reference", "report", "results", "separating", "settings",
-        "streaming", "study", "sums",
+        "config", "contrasts", "datasets", "demo", "diagnostics", "estimating", "evaluation", "fitting",
+        "gate", "model", "pairing", "persist", "planning", "plots", "reference", "report", "results", "runs",
+        "separating", "settings", "streaming", "study", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

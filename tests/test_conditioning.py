@@ -7,7 +7,6 @@ import pytest
 from sklearn.base import clone
 
 from kedrl_dask import KEDRL, Matern, TransitionStore
-from kedrl_dask import model as models
 from kedrl_dask import settings as settings_module
 from kedrl_dask.conditioning import choose_conditioning
 from kedrl_dask.execute import ThreadExecutor
@@ -309,7 +308,7 @@ def test_fit__bad_choice_before_any_work(store, policy, given, message, monkeypa
     def work(*_):
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr(models, "run_fit", work)
+    monkeypatch.setattr("kedrl_dask.estimating.run_fit", work)
     with pytest.raises(ValueError, match=message):
         fit(store, policy, **given)
 

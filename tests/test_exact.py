@@ -249,7 +249,7 @@ def test_fit__workers_chunks_and_cache_do_not_matter(store, policy, kernels, tmp
 def test_stored__chunked_over_points_in_double_precision(store, policy, kernels, tmp_path):
     fit(store, policy, kernels, cache=tmp_path / "cache")
     (path,) = (p for p in (tmp_path / "cache").iterdir() if p.name.rpartition("-")[0] == "conditioning")
-    stored = ArrayStore.open(path, "kedrl conditioning points")
+    stored = ArrayStore.open(path / "result", "kedrl conditioning points")
     n = store.n_transitions
     assert stored.read("h").shape == stored.read("g").shape == (n, 4, 4)
     assert stored.read("g").dtype == np.float64

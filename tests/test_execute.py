@@ -86,7 +86,7 @@ def test_hold__items_are_dealt_out_to_all_workers(client):
     executor = DistributedExecutor(client)
     shared = executor.share(np.zeros(PIECE_BYTES // 8))
     held = executor.hold(where_am_i, range(4), shared)
-    homes = client.gather(held)
+    homes = client.gather([handle.future for handle in held])
     assert homes[0] == homes[1] != homes[2] == homes[3]
     assert executor.map(is_here, held, 0) == [True] * 4
 

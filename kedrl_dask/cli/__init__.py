@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from kedrl_dask._version import __version__
-from kedrl_dask.cli import demo, plan, simulate, study
-from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, log_lines
+from kedrl_dask.cli import demo, fit, plan, simulate, study
+from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, STOPPED, TERMINATED, log_lines
+from kedrl_dask.process import Stopped, Terminated, terminable
 
 __all__ = ["main"]
 
 #: Each has ``add``, which adds the verb with its options and the function that runs it.
-VERBS = (demo, simulate, plan, study)
+VERBS = (demo, simulate, plan, fit, study)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,17 +25,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return BAD_INPUT
     try:
-        with log_lines():
+        with log_lines(), terminable():
             return options.run(options)
     except KeyboardInterrupt:
-        left = getattr(options, "interrupted", "")
-        if not left and "output" in options:
-            left = f"nothing was written to {options.output}"
-        print("; ".join(["kedrl: interrupted", *filter(None, [left])]), file=sys.stderr)
-        return INTERRUPTED
+        return _say("kedrl: interrupted", _left(options), INTERRUPTED)
+    except Terminated:
+        return _say("kedrl: terminated", _left(options), TERMINATED)
+    except Stopped as error:
+        return _say(f"kedrl: stopped: {error}", "", STOPPED)
     except (ValueError, OSError) as error:
-        print(f"kedrl: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return BAD_INPUT
+        return _say(f"kedrl: error: {error}", "; ".join(getattr(error, "__notes__", ())), BAD_INPUT)
+
+
+def _left(options: argparse.Namespace) -> str:
+    """What there is of the work."""
+    left: str = getattr(options, "interrupted", "")
+    return left or (f"nothing was written to {options.output}" if "output" in options else "")
+
+
+def _say(what: str, more: str, code: int) -> int:
+    """One line on standard error; returns the exit code."""
+    print(" ".join("; ".join(filter(None, [what, more])).split()), file=sys.stderr)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

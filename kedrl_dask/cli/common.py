@@ -20,17 +20,20 @@ __all__ = [
     "JSON",
     "NOT_CONVERGED",
     "PAIR",
+    "STOPPED",
     "SUCCESS",
+    "TERMINATED",
     "Verbs",
     "add_verb",
     "as_json",
     "count",
     "log_lines",
+    "number",
     "positive",
     "print_out",
 ]
 
-SUCCESS, BAD_INPUT, NOT_CONVERGED, INTERRUPTED = 0, 2, 3, 130
+SUCCESS, BAD_INPUT, NOT_CONVERGED, STOPPED, INTERRUPTED, TERMINATED = 0, 2, 3, 4, 130, 143
 
 EXIT_CODES = """\
 exit codes:
@@ -38,7 +41,10 @@ exit codes:
   1    unexpected error, with its traceback
   2    bad input or usage
   3    the fit did not converge, or cells of a study failed; the results are written all the same
+  4    stopped: workers, the scheduler or room on the disk were lost, or a task ended every worker that ran it
   130  interrupted; nothing is left half written
+  143  terminated (SIGTERM); nothing is left half written
+After 4, 130 and 143 the same command goes on with a run or a study.
 """
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -103,6 +109,14 @@ def positive(text: str) -> int:
     if count(text) == 0:
         raise argparse.ArgumentTypeError("0 is not a whole number ≥ 1")
     return int(text)
+
+
+def number(text: str) -> float:
+    """A number; what it is for checks its range."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def as_json(summary: dict[str, Any]) -> str:

@@ -6,19 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kedrl_dask.cli.common import JSON, SUCCESS, Verbs, add_verb, as_json, count, positive, print_out
+from kedrl_dask.cli.common import JSON, SUCCESS, Verbs, add_verb, as_json, count, number, positive, print_out
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.model import KEDRL
 
-__all__ = ["add"]
-
-
-def _fraction(text: str) -> float:
-    """Discount factor; KEDRL checks its range."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+__all__ = ["PARAMETERS", "SETTINGS", "add"]
 
 
 def _number(parameter: str, what: str) -> dict[str, Any]:
@@ -26,9 +18,8 @@ def _number(parameter: str, what: str) -> dict[str, Any]:
     return {"type": positive, "dest": parameter, "metavar": "N", "help": f"{what} ({parameter} of KEDRL)"}
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "store": {"type": Path, "metavar": "PATH", "help": "the store of transitions"},
-    "--discount": {"type": _fraction, "default": 0.9, "help": "discount factor (default: %(default)s)"},
+#: Options that are parameters of KEDRL, in every verb that fits or plans a fit.
+SETTINGS: dict[str, dict[str, Any]] = {
     "--atoms": _number("n_atoms", "atoms of the return grid"),
     "--basis": _number("n_basis", "points of the state-action basis"),
     "--landmarks": _number("n_landmarks", "Nyström landmarks"),
@@ -45,6 +36,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--continuation": {"choices": ("sampled", "ratio"), "help": "how the target policy comes in"},
     "--operators": {"choices": ("features", "exact"), "help": "return kernel in features, or itself"},
     "--precision": {"choices": ("mixed", "double"), "help": "precision of matrix products"},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "store": {"type": Path, "metavar": "PATH", "help": "the store of transitions"},
+    "--discount": {"type": number, "default": 0.9, "help": "discount factor (default: %(default)s)"},
+    **SETTINGS,
     "--workers": {
         "type": count,
         "default": 0,
@@ -57,7 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--json": JSON,
 }
-#: Options that are parameters of KEDRL.
+#: Names of these parameters.
 PARAMETERS = (
     "n_atoms",
     "n_basis",

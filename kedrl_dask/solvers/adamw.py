@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import solve_triangular
 
-from kedrl_dask.solvers.solution import Problem, Record, Report, Result, Solution, certify, iterate
+from kedrl_dask.solvers.solution import (
+    Keeper,
+    Problem,
+    Record,
+    Report,
+    Result,
+    Solution,
+    certify,
+    iterate,
+)
 
 __all__ = ["AdamW"]
 
@@ -21,7 +31,7 @@ class _State:
     coefficients: Array
     mean: Array
     square: Array
-    rng: np.random.Generator  # advances with the steps
+    rng: np.random.Generator  # as it was left; a step that needs it advances a copy
     order: Array  # the rest of this epoch's permutation of the points
     learning_rate: float
     iteration: int
@@ -67,6 +77,8 @@ class AdamW:
     initial_scale: float = 1e-3
     random_state: int = 0
 
+    state_type = _State
+
     def init(self, problem: Problem, start: Array | None) -> _State:
         """Random coefficients, unless a start is given."""
         rng = np.random.default_rng(self.random_state)
@@ -84,9 +96,10 @@ class AdamW:
 
     def step(self, problem: Problem, state: _State) -> _State:
         """One update; and an evaluation of the full objective when one is due."""
-        order = state.order
+        order, rng = state.order, state.rng
         if len(order) == 0:
-            order = state.rng.permutation(problem.n_points)
+            rng = deepcopy(rng)
+            order = rng.permutation(problem.n_points)
         gradient = problem.batch_gradient(order[: self.batch_size], _whitened(problem, state.coefficients))
         gradient = solve_triangular(problem.whitening, gradient, trans="T")
         norm = float(np.linalg.norm(gradient))
@@ -99,8 +112,8 @@ class AdamW:
         coefficients = state.coefficients * (1 - state.learning_rate * self.weight_decay)
         coefficients -= state.learning_rate * mean / (1 - 0.9**iteration) / denominator
         state = replace(
-            state, coefficients=coefficients, mean=mean, square=square, order=order[self.batch_size :],
-            iteration=iteration, batch_gradient_norm=norm,
+            state, coefficients=coefficients, mean=mean, square=square, rng=rng,
+            order=order[self.batch_size :], iteration=iteration, batch_gradient_norm=norm,
         )  # fmt: skip
         is_due = iteration % self.evaluate_every == 0 or iteration == self.n_iterations
         return self._evaluate(problem, state) if is_due else state
@@ -131,10 +144,20 @@ class AdamW:
             return Result.SMALL_BATCH_GRADIENT
         return None
 
-    def solve(self, problem: Problem, start: Array | None = None, report: Report | None = None) -> Solution:
+    def coefficients(self, problem: Problem, state: _State) -> Array:
+        """C of a state: of its best iterate."""
+        return _whitened(problem, state.best)
+
+    def solve(
+        self,
+        problem: Problem,
+        start: Array | None = None,
+        report: Report | None = None,
+        keeper: Keeper | None = None,
+    ) -> Solution:
         """Run to the end of the budget and return the best iterate."""
-        state, result, history = iterate(self, problem, start, report)
-        best = _whitened(problem, state.best)
+        state, result, history = iterate(self, problem, start, report, keeper)
+        best = self.coefficients(problem, state)
         value, certificate = certify(problem, best)
         return Solution(best, result, value, certificate, state.iteration, state.n_evaluations + 2, history)
 

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kedrl_dask.solvers.solution import Problem, Record, Report, Result, Solution, iterate, relative_norm
+from kedrl_dask.solvers.solution import (
+    Keeper,
+    Problem,
+    Record,
+    Report,
+    Result,
+    Solution,
+    iterate,
+    relative_norm,
+)
 
 __all__ = ["PCG"]
 
@@ -57,6 +66,8 @@ class PCG:
 
     tolerance: float = 1e-8
     max_iterations: int = 1_000
+
+    state_type = _State
 
     def init(self, problem: Problem, start: Array | None) -> _State:
         """Gradient at zero, and at the start if there is one."""
@@ -135,14 +146,24 @@ class PCG:
         is_met = state.record.certificate <= self.tolerance  # though not yet by an exact gradient
         return Result.BUDGET if state.iteration >= self.max_iterations and not is_met else None
 
-    def solve(self, problem: Problem, start: Array | None = None, report: Report | None = None) -> Solution:
+    def coefficients(self, problem: Problem, state: _State) -> Array:
+        """C of a state."""
+        return problem.coordinates.to_coefficients(state.y)
+
+    def solve(
+        self,
+        problem: Problem,
+        start: Array | None = None,
+        report: Report | None = None,
+        keeper: Keeper | None = None,
+    ) -> Solution:
         """Minimise the criterion; refuses one that is not quadratic."""
         if not problem.is_quadratic:
             raise ValueError("solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
-        state, result, history = iterate(self, problem, start, report)
+        state, result, history = iterate(self, problem, start, report, keeper)
         if not state.is_exact and result is Result.BUDGET:
             state = self._restart(problem, state)
         return Solution(
-            problem.coordinates.to_coefficients(state.y), result, state.record.value,
+            self.coefficients(problem, state), result, state.record.value,
             state.record.certificate, state.iteration, state.n_products, history,
         )  # fmt: skip

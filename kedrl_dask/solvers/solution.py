@@ -12,7 +12,19 @@ import numpy.typing as npt
 
 from kedrl_dask.precondition import Coordinates
 
-__all__ = ["Problem", "Record", "Report", "Result", "Solution", "Solver", "iterate"]
+__all__ = [
+    "Keeper",
+    "Kept",
+    "Problem",
+    "Record",
+    "Report",
+    "Result",
+    "Solution",
+    "Solver",
+    "certify",
+    "iterate",
+    "relative_norm",
+]
 
 Array = npt.NDArray[Any]
 
@@ -103,11 +115,51 @@ class Solution:
 Report = Callable[[Record], None]
 
 
+class Kept(NamedTuple):
+    """What is kept of an iteration, so that another process can go on with it.
+
+    Attributes
+    ----------
+    state : object
+        The whole state, of the method's own type; None where it means nothing in these coordinates.
+    coefficients : array
+        C of the iterate.
+    history : tuple of Record
+    """
+
+    state: Any
+    coefficients: Array
+    history: tuple[Record, ...]
+
+
+class Keeper(Protocol):
+    """Keeps what an iteration has reached."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to keep a state."""
+
+    def keep(self, kept: Kept, coordinates: Coordinates) -> None:
+        """Keep it."""
+
+    def restore(self, kind: type, coordinates: Coordinates) -> Kept | None:
+        """What was kept last, if anything; with a state of this type if it was in these coordinates."""
+
+
 class Solver(Protocol):
     """Minimises a :class:`Problem`."""
 
-    def solve(self, problem: Problem, start: Array | None = None, report: Report | None = None) -> Solution:
-        """Minimise from ``start`` (zero, or the solver's own choice), calling ``report`` as it goes."""
+    def solve(
+        self,
+        problem: Problem,
+        start: Array | None = None,
+        report: Report | None = None,
+        keeper: Keeper | None = None,
+    ) -> Solution:
+        """Minimise from ``start`` (zero, or the solver's own choice), calling ``report`` as it goes.
+
+        With a keeper it goes on from what that has kept, and gives it what it reaches.
+        """
 
 
 class State(Protocol):
@@ -119,7 +171,14 @@ class State(Protocol):
 
 
 class Stepper(Protocol):
-    """An iterative method on immutable states."""
+    """An iterative method on immutable states: dataclasses of arrays, numbers, records and generators."""
+
+    @property
+    def state_type(self) -> type:
+        """Type of the states."""
+
+    def coefficients(self, problem: Problem, state: Any) -> Array:
+        """C of a state."""
 
     def init(self, problem: Problem, start: Array | None) -> Any:
         """Return the first state."""
@@ -131,16 +190,38 @@ class Stepper(Protocol):
         """Return how the iteration ended, or None to go on."""
 
 
-def iterate(stepper: Stepper, problem: Problem, start: Array | None, report: Report | None) -> Any:
-    """Run a method to its end; returns the last state, its result and the history."""
-    state = stepper.init(problem, start)
-    history = [state.record]
-    while (result := stepper.terminate(state)) is None:
-        state = stepper.step(problem, state)
-        if state.record is not history[-1]:
-            history.append(state.record)
-            if report is not None:
-                report(state.record)
+def iterate(
+    stepper: Stepper, problem: Problem, start: Array | None, report: Report | None, keeper: Keeper | None
+) -> Any:
+    """Run a method to its end; returns the last state, its result and the history.
+
+    What it has reached is kept when it is due, at the end, and when anything stops it on the way.
+    """
+    kept = None if keeper is None else keeper.restore(stepper.state_type, problem.coordinates)
+    if kept is None or kept.state is None:
+        state = stepper.init(problem, start if kept is None else kept.coefficients)
+        history = [state.record]
+    else:
+        state, history = kept.state, list(kept.history)
+
+    def keep() -> None:
+        if keeper is not None:
+            reached = Kept(state, stepper.coefficients(problem, state), tuple(history))
+            keeper.keep(reached, problem.coordinates)
+
+    try:
+        while (result := stepper.terminate(state)) is None:
+            state = stepper.step(problem, state)
+            if state.record is not history[-1]:
+                history.append(state.record)
+                if report is not None:
+                    report(state.record)
+            if keeper is not None and keeper.is_due:
+                keep()
+    except BaseException:
+        keep()
+        raise
+    keep()
     return state, result, tuple(history)
 
 

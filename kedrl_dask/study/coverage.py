@@ -16,10 +16,11 @@ from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.marginals import CentredMarginal
 from kedrl_dask.datasets.points import evaluation_points
 from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.files import write_whole
 from kedrl_dask.model import KEDRL
 from kedrl_dask.progress import Reporter
 from kedrl_dask.study.comparison import parameters_of
-from kedrl_dask.study.runner import Cell, Records, run_cells, write_whole
+from kedrl_dask.study.runner import Cell, Records, run_cells
 
 __all__ = ["REDUCED", "STUDY", "Outcome", "cover", "render", "run"]
 

@@ -9,7 +9,6 @@ with more cells, computes only what is missing.
 from __future__ import annotations
 
 import json
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,15 +18,15 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
-from uuid import uuid4
 
 from kedrl_dask._version import __version__
 from kedrl_dask.cache import fingerprint
 from kedrl_dask.execute import default_executor, local_cluster
+from kedrl_dask.files import read_json, write_whole
 from kedrl_dask.progress import Reporter
 from kedrl_dask.store import remove
 
-__all__ = ["Cell", "Records", "run_cells", "write_whole"]
+__all__ = ["Cell", "Records", "run_cells"]
 
 KIND = "kedrl study"
 #: What says that a directory is a study's.
@@ -136,7 +135,7 @@ def _claim(output: Path, study: str) -> None:
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file; {remedy}")
     if mark.exists():
-        found = _read_mark(mark)
+        found = read_json(mark)
         if found.get("kind") != KIND or found.get("study") != study:
             raise ValueError(
                 f"{output} holds the study {found.get('study')!r}, not {study!r}; {remedy}"
@@ -148,14 +147,6 @@ def _claim(output: Path, study: str) -> None:
         raise ValueError(f"{output} is not empty and holds no study; {remedy}")
     output.mkdir(parents=True, exist_ok=True)
     write_whole(mark, json.dumps({"kind": KIND, "study": study, "version": __version__}, indent=1) + "\n")
-
-
-def _read_mark(mark: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(mark.read_text())
-    except ValueError:
-        content = None
-    return content if isinstance(content, dict) else {}
 
 
 @contextmanager
@@ -188,16 +179,6 @@ def _compute_and_file(cell: Cell, compute: Compute, output: Path, scratch: Path)
         remove(work)
     record = {"labels": dict(cell.labels), "seconds": time.perf_counter() - start, "result": result}
     write_whole(_record_path(output, cell), json.dumps(record, allow_nan=False))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears when it is complete."""
-    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
-    try:
-        partial.write_text(text)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _note_failures(output: Path, cells: Sequence[Cell], outcomes: Sequence[Any]) -> dict[str, str]:

@@ -13,10 +13,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from kedrl_dask.files import write_whole
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 from kedrl_dask.progress import Reporter
 from kedrl_dask.study.comparison import compare, parameters_of
-from kedrl_dask.study.runner import Cell, Records, run_cells, write_whole
+from kedrl_dask.study.runner import Cell, Records, run_cells
 
 __all__ = ["FACTORS", "STUDY", "Factor", "Outcome", "cells", "render", "run"]
 

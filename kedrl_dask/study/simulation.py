@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from kedrl_dask.datasets.simulation import PAIRS
+from kedrl_dask.files import write_whole
 from kedrl_dask.progress import Reporter
 from kedrl_dask.study import figures, tables
 from kedrl_dask.study.comparison import compare, parameters_of
 from kedrl_dask.study.profiles import PAPER, PROFILES, Profile
-from kedrl_dask.study.runner import Cell, Records, run_cells, write_whole
+from kedrl_dask.study.runner import Cell, Records, run_cells
 
 __all__ = ["LABELS", "STUDY", "Outcome", "cells", "render", "run"]
 

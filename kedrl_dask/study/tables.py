@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from kedrl_dask.files import write_whole
 from kedrl_dask.store import remove
 from kedrl_dask.study.comparison import FIT_METRICS, POINT_METRICS
-from kedrl_dask.study.runner import Records, write_whole
+from kedrl_dask.study.runner import Records
 
 __all__ = ["across_points", "dataset", "fits_table", "points_table", "write"]
 

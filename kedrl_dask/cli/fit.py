@@ -1,0 +1,166 @@
+"""``kedrl fit``: a fit in a run directory, begun or gone on with."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kedrl_dask import report
+from kedrl_dask.cli.common import (
+    JSON,
+    NOT_CONVERGED,
+    SUCCESS,
+    Verbs,
+    add_verb,
+    as_json,
+    count,
+    number,
+    print_out,
+)
+from kedrl_dask.cli.plan import PARAMETERS, SETTINGS
+from kedrl_dask.config import RunConfig, load_config, load_policy
+from kedrl_dask.execute import PATIENCE, Executor, cluster_at, local_cluster
+from kedrl_dask.model import KEDRL
+from kedrl_dask.runs import CHECKPOINT_SECONDS, read_run
+
+__all__ = ["add"]
+
+NOTE = """\
+The source is a TOML file (see kedrl_dask.config), a store of transitions with --policy, --discount and --run,
+or the directory of a run that was begun. The same command again goes on with a run that was interrupted, by
+Ctrl-C, by SIGTERM as at the end of a job's time, or by the loss of workers, of room on the disk or of the
+machine; it prints the result of one that is finished.
+
+"""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "source": {"type": Path, "metavar": "SOURCE", "help": "TOML file, store of transitions, or run"},
+    "--policy": {
+        "type": Path,
+        "metavar": "FILE",
+        "help": "target policy, .json, .toml or .npz: a family (gaussian, uniform, logistic) and its numbers",
+    },
+    "--run": {
+        "type": Path,
+        "dest": "directory",
+        "metavar": "DIR",
+        "help": "directory of the run, new or to go on with",
+    },
+    "--cache": {"type": Path, "metavar": "DIR", "help": "directory of blocks that several fits share"},
+    **SETTINGS,
+    "--discount": {"type": number, "help": "discount factor"},
+    "--workers": {
+        "type": count,
+        "default": 0,
+        "metavar": "N",
+        "help": "worker processes on this machine; 0 uses threads of this process (default: %(default)s)",
+    },
+    "--scheduler": {"metavar": "ADDRESS", "help": "Dask scheduler whose workers are to do the work"},
+    "--patience": {
+        "type": number,
+        "default": PATIENCE,
+        "metavar": "SECONDS",
+        "help": "how long a cluster may be without any worker before the fit stops (default: %(default)g)",
+    },
+    "--checkpoint-seconds": {
+        "type": number,
+        "default": CHECKPOINT_SECONDS,
+        "metavar": "SECONDS",
+        "help": "time between checkpoints of the solver (default: %(default)g)",
+    },
+    "--memory": {"metavar": "SIZE", "help": "what each process may use, e.g. 2GiB"},
+    "--json": JSON,
+}
+#: What describes a fit; a TOML file and a run have it themselves.
+DESCRIPTION = ("policy", "discount", *PARAMETERS)
+
+
+def add(verbs: Verbs) -> None:
+    """Add the verb."""
+    parser = add_verb(
+        verbs,
+        "fit",
+        _run,
+        summary="fit a policy's return in a run that can be interrupted and gone on with",
+        description="Estimate the law of the return under a target policy, in a directory that keeps all\n"
+        "that was done.",
+        note=NOTE,
+    )
+    for name, settings in OPTIONS.items():
+        parser.add_argument(name, **settings)
+
+
+def _run(options: argparse.Namespace) -> int:
+    fit = _described(options)
+    options.interrupted = (
+        f"what was finished is kept in {options.directory}: the same command goes on from there"
+    )
+    with _executor(options) as executor:
+        model: KEDRL = fit(
+            executor=executor, memory=options.memory, checkpoint_seconds=options.checkpoint_seconds
+        )
+    run: Path = options.directory
+    summary = {"run": str(run), "model": str(run / "model"), "fit": report.summary(model)}
+    print_out(as_json(summary) if options.json else _text(model, run))
+    if report.did_its_work(model):
+        return SUCCESS
+    print(f"kedrl: the fit did not converge: {model.solution_.result.value}", file=sys.stderr)
+    return NOT_CONVERGED
+
+
+def _described(options: argparse.Namespace) -> Any:
+    """The fit that the source describes, lacking only its executor; ``options.directory`` becomes its run."""
+    source: Path = options.source
+    if not source.exists():
+        raise ValueError(f"{source}: no such file or directory; give a TOML file, a store or a run")
+    if (source / "run.json").exists():
+        _refuse(options, (*DESCRIPTION, "directory", "cache"), f"{source} is a run, which has")
+        options.directory = source
+        read_run(source)
+        return lambda **where: KEDRL.resume(source, **where)
+    if source.is_file():
+        _refuse(options, DESCRIPTION, f"{source} has")
+        config = load_config(source)
+    else:
+        config = _from_options(options)
+    options.directory = options.directory or config.run
+    if options.directory is None:
+        raise ValueError(f"{source}: where is the run to be kept? Give --run DIR")
+    given = {"run": options.directory, "cache": options.cache or config.cache}
+    return lambda **where: config.model().fit(config.data, config.policy, **given, **where)
+
+
+def _from_options(options: argparse.Namespace) -> RunConfig:
+    for name in ("policy", "discount"):
+        if getattr(options, name) is None:
+            raise ValueError(f"{options.source}: a store of transitions needs --{name} too")
+    given = {name: getattr(options, name) for name in ("discount", *PARAMETERS)}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    return RunConfig(options.source, load_policy(options.policy), parameters)
+
+
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], what: str) -> None:
+    given = [name for name in names if getattr(options, name) is not None]
+    if given:
+        raise ValueError(f"{what} its own {given[0].replace('n_', '')}; leave the option out")
+
+
+def _executor(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
+    if options.scheduler and options.workers:
+        raise ValueError("--workers are those of this machine; leave them out with --scheduler")
+    if options.scheduler:
+        return cluster_at(options.scheduler, options.patience)
+    return local_cluster(options.workers, options.patience) if options.workers else nullcontext()
+
+
+def _text(model: KEDRL, run: Path) -> str:
+    console = Console()
+    with console.capture() as captured:
+        report.render(model, console=console)
+        console.print(f"\nThe model is in {run / 'model'}.", markup=False)
+    return "\n" + captured.get().rstrip()

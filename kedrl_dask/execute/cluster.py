@@ -1,0 +1,405 @@
+"""Chunk functions on a Dask cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from functools import cache, partial
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+import dask
+from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
+from distributed.system import MEMORY_LIMIT
+from threadpoolctl import ThreadpoolController
+
+from kedrl_dask.execute.base import Advance, Executor, noted, tree, words_of
+from kedrl_dask.process import Stopped
+
+__all__ = ["PATIENCE", "PIECE_BYTES", "DistributedExecutor", "PoisonError", "cluster_at", "local_cluster"]
+
+#: Pieces in which large shared values travel; Dask warns about tasks that carry more than 10 MB.
+PIECE_BYTES = 8 * 2**20
+#: Values up to this size go along with each task: a dependency costs a round trip more.
+INLINE_BYTES = 2**18
+#: What Dask does beside the work takes a twentieth of the cores that it shares with the work: its profiler,
+#: its watch on the event loop, and on processor and memory.
+QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
+}
+#: How often a task that failed is tried again. Dask itself gives up on a task when four workers died that had
+#: been given it. Then it is run by itself, until it is given up again, and once more.
+RETRIES, LONE_TRIES = 3, 2
+#: Seconds that a cluster may be without workers, and how often it is looked at while nothing else happens.
+PATIENCE, LOOK_EVERY = 600.0, 2.0
+
+
+class PoisonError(Stopped):
+    """A task ends every worker that runs it."""
+
+
+class _Handle:
+    """A task whose result stays on a worker; it can be submitted anew when Dask has given up on it."""
+
+    def __init__(self, submit: Callable[[], Future], words: str) -> None:
+        self._submit, self._words = submit, words
+        self.future = submit()
+
+    def renew(self) -> None:
+        if self.future.status not in ("pending", "finished"):
+            self.future = self._submit()
+
+    def __repr__(self) -> str:
+        return self._words
+
+
+class DistributedExecutor(Executor):
+    """A Dask cluster, through its client.
+
+    Workers must reach the paths of the stores. Handles are futures; Dask recomputes what a lost worker
+    held. A task that Dask gave up on, because too many workers died that had been given it, is run again by
+    itself: only if they go on dying under it alone it is to blame, and a :class:`PoisonError` names it.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    patience : float
+        Seconds that the cluster may be without any worker; then the computation is
+        :class:`~kedrl_dask.process.Stopped`.
+    """
+
+    def __init__(self, client: Client, patience: float = PATIENCE) -> None:
+        self._client = client
+        self._patience = patience
+        self._run = uuid4().hex[:12]
+        self._count = 0
+        self._driver = (socket.gethostname(), os.getpid())
+        self._blas = ThreadpoolController()
+        self._latest: list[Future] = []
+        self._warming: list[Future] = []
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of all workers; at least one, as workers may yet arrive."""
+        return max(1, sum(self._client.nthreads().values()))
+
+    @property
+    def n_workers(self) -> int:
+        """Workers there now; at least one."""
+        return max(1, len(self._client.nthreads()))
+
+    @property
+    def memory(self) -> int:
+        """Three fifths of the smallest worker's limit, where Dask begins to write memory to disk."""
+        workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
+        return int(0.6 * min(limits, default=MEMORY_LIMIT))
+
+    def _key(self, name: str) -> str:
+        self._count += 1
+        return f"kedrl-{name}-{self._run}-{self._count}"
+
+    def share(self, value: Any) -> Any:
+        """Turn the value into a task that returns it: unlike scattered data it outlives its worker.
+
+        A small value goes along with every task instead.
+        """
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        if len(data) <= INLINE_BYTES:
+            return value
+        return _Handle(partial(self._send, data), f"a shared {type(value).__name__}")
+
+    def _send(self, data: bytes) -> Future:
+        key = self._key("share")
+        pieces = [
+            self._client.submit(bytes, data[start : start + PIECE_BYTES], key=f"{key}-{start}", pure=False)
+            for start in range(0, len(data), PIECE_BYTES)
+        ]
+        return self._client.submit(_join, pieces, key=key, pure=False, retries=RETRIES)
+
+    def _submit(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        shared: tuple[Any, ...],
+        worker: str | None = None,
+        retries: int = RETRIES,
+    ) -> list[Future]:
+        """One message to the scheduler, whatever the number of items; others stand in for a lost worker."""
+        if not items:
+            return []
+        n, key = len(items), self._key(function.__name__)
+        # As sequences of arguments: keyword arguments that are large become tasks named like them.
+        arguments = [[_future(value)] * n for value in (function, self._driver, *shared)]
+        keys = [f"{key}-{i}" for i in range(n)]
+        where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
+        given = [_future(item) for item in items]
+        return self._client.map(_call, given, *arguments, key=keys, pure=False, retries=retries, **where)
+
+    def warm_up(self, function: Callable[[int], None]) -> None:
+        """One task for each worker that is there; one that comes later warms up in its first task."""
+        workers = sorted(self._client.nthreads())
+        self._warming = [
+            self._submit(function, [number], (), worker=worker)[0] for number, worker in enumerate(workers)
+        ]
+
+    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
+        """Handles of the results; each stays on the worker that computed it.
+
+        Items are dealt out to the threads of all workers: left to itself, Dask would put all of them where
+        the shared values are.
+        """
+        threads = sorted(self._client.nthreads().items())
+        workers = [address for address, n in threads for _ in range(n)] or [None]
+
+        def submit(item: Any, worker: str | None) -> Future:
+            return self._submit(function, [item], shared, worker)[0]
+
+        return [
+            _Handle(partial(submit, item, workers[i * len(workers) // len(items)]), words_of(function, item))
+            for i, item in enumerate(items)
+        ]
+
+    def map(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """Submit one task per item and gather the results in order."""
+        # Workers in this very process, as LocalCluster(processes=False) has, share its BLAS.
+        with self._blas.limit(limits=1):
+            futures = self._submit(function, items, shared)
+            # The client holds messages back for 10 ms after each one: word that the last futures can be
+            # forgotten must not go out before the next tasks do.
+            self._latest = futures
+            results = self._gather(futures, [words_of(function, item) for item in items], advance)
+            for i in _given_up(results):
+
+                def submit(item: Any = items[i]) -> Future:
+                    for handle in (*shared, item):
+                        if isinstance(handle, _Handle):
+                            handle.renew()
+                    return self._submit(function, [item], shared)[0]
+
+                results[i] = self._result(self._settle(submit, words_of(function, items[i])))
+            return results
+
+    def attempt(
+        self,
+        function: Callable[..., Any],
+        items: Sequence[Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """One task per item; those whose workers died are tried once more, each by itself.
+
+        Dask blames all tasks that a dead worker had been given.
+        """
+        outcomes = self._outcomes(function, items, shared, advance)
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, KilledWorker):
+                (outcomes[i],) = self._outcomes(function, [items[i]], shared, None)
+        return outcomes
+
+    def _outcomes(self, function: Any, items: Any, shared: Any, advance: Advance | None) -> list[Any]:
+        with self._blas.limit(limits=1):
+            futures = self._submit(function, items, shared, retries=0)
+
+            def wait() -> list[Any]:
+                self._count_done(futures, advance)
+                return [_outcome(future) for future in futures]
+
+            return self._patiently(futures, wait)
+
+    def reduce(
+        self,
+        function: Callable[..., Any],
+        groups: Sequence[Sequence[Any]],
+        combine: Callable[[Any, Any], Any],
+        finish: Callable[..., Any],
+        *shared: Any,
+        advance: Advance | None = None,
+    ) -> list[Any]:
+        """One task per item and per pair; only what ``finish`` returns comes back."""
+
+        def submit(called: Callable[..., Any], *arguments: Any) -> Future:
+            return self._submit(called, [arguments[0]], arguments[1:])[0]
+
+        def leaf(item: Any) -> Future:
+            return submit(function, item, *shared)
+
+        def reduced(group: Sequence[Any], items: Sequence[Any], leaf: Callable[[Any], Future]) -> Future:
+            total = tree(items, leaf, lambda a, b: submit(combine, a, b))
+            return submit(finish, total, group, *shared)
+
+        with self._blas.limit(limits=1):
+            futures = [reduced(group, group, leaf) for group in groups]
+            words = [words_of(function, group) for group in groups]
+            results = self._gather(futures, words, advance)
+            for i in _given_up(results):
+                settled = [self._settle(partial(leaf, item), words_of(function, item)) for item in groups[i]]
+                last = self._settle(partial(reduced, groups[i], settled, lambda x: x), words[i])
+                results[i] = self._result(last)
+            return results
+
+    def _gather(self, futures: list[Future], words: Sequence[str], advance: Advance | None) -> list[Any]:
+        """Results in the order of the futures; for those that Dask gave up on, why."""
+
+        def wait() -> list[Any]:
+            self._count_done(futures, advance)
+            try:
+                return list(self._client.gather(futures))
+            except Exception:
+                return [_outcome(future) for future in futures]
+
+        results = self._patiently(futures, wait)
+        for outcome, described in zip(results, words, strict=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, KilledWorker):
+                self._cancel(futures)
+                raise noted(outcome, described)
+        return results
+
+    def _count_done(self, futures: list[Future], advance: Advance | None) -> None:
+        if advance is not None:
+            for _ in as_completed(futures, loop=self._client.loop):
+                advance()
+
+    def _result(self, future: Future) -> Any:
+        return self._patiently([future], future.result)
+
+    def _settle(self, submit: Callable[[], Future], words: str) -> Future:
+        """Run a task by itself, and once more if its workers die: other tasks of theirs may be the cause."""
+        for _ in range(LONE_TRIES):
+            future = submit()
+            error = self._patiently([future], future.exception)
+            if error is None:
+                return future
+            if not isinstance(error, KilledWorker):
+                raise noted(error, words)
+        raise PoisonError(
+            f"{words} ended every worker that ran it, {LONE_TRIES} times over while nothing else ran: look "
+            "into the workers' logs; it may need more memory than they have, or longer than they live"
+        )
+
+    def _patiently(self, futures: list[Future], wait: Callable[[], Any]) -> Any:
+        """What ``wait`` returns; a cluster that is lost meanwhile, or an interruption, ends it.
+
+        It waits in a thread of its own, as nothing that Dask offers can wait and look around.
+        """
+        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((wait(), None))
+            except BaseException as error:  # raised below, where it belongs
+                answers.put((None, error))
+
+        threading.Thread(target=run, name="kedrl-wait", daemon=True).start()
+        latest_workers = monotonic()
+        try:
+            while True:
+                try:
+                    result, error = answers.get(timeout=LOOK_EVERY)
+                except queue.Empty:
+                    latest_workers = self._look(latest_workers)
+                    continue
+                if isinstance(error, CancelledError):
+                    raise Stopped(
+                        f"the Dask cluster lost the work that it was given ({error}): its scheduler has "
+                        "ended, or cannot be reached"
+                    ) from error
+                if error is not None:
+                    raise error
+                return result
+        except BaseException:
+            self._cancel(futures)
+            raise
+
+    def _look(self, latest_workers: float) -> float:
+        """When there were workers last; refuse to wait longer than patience goes."""
+        if self._client.status != "running":
+            raise Stopped(f"the connection to the Dask scheduler is {self._client.status}")
+        if self._client.nthreads():
+            return monotonic()
+        if monotonic() - latest_workers > self._patience:
+            raise Stopped(f"the Dask cluster had no worker for {self._patience:.0f} s; start workers")
+        return latest_workers
+
+    def _cancel(self, futures: list[Future]) -> None:
+        if self._client.status == "running":
+            self._client.cancel(futures)
+
+
+def _outcome(future: Future) -> Any:
+    """Result of a future, or the exception that it ended with."""
+    error = future.exception()  # waits: a future that was done goes on again if the holder of its result died
+    return future.result() if error is None else error.with_traceback(future.traceback())
+
+
+def _future(value: Any) -> Any:
+    return value.future if isinstance(value, _Handle) else value
+
+
+def _given_up(results: list[Any]) -> list[int]:
+    return [i for i, result in enumerate(results) if isinstance(result, KilledWorker)]
+
+
+def _join(pieces: Sequence[bytes]) -> Any:
+    return pickle.loads(b"".join(pieces))
+
+
+def _call(item: Any, function: Callable[..., Any], driver: tuple[str, int], *shared: Any) -> Any:
+    """Run a chunk function on a worker with one BLAS thread."""
+    if driver != (socket.gethostname(), os.getpid()):
+        _use_one_blas_thread()
+    return function(item, *shared)
+
+
+@cache
+def _use_one_blas_thread() -> None:
+    """Once per worker process; under a nanny the environment has done it already."""
+    ThreadpoolController().limit(limits=1)
+
+
+@contextmanager
+def local_cluster(n_workers: int, patience: float = PATIENCE) -> Iterator[Executor]:
+    """Worker processes on this machine with one thread each, reachable from it alone; stopped at the end."""
+    with _interrupts_ignored(), dask.config.set(QUIET):
+        # Any free port, on loopback: the usual one may be taken, and a dashboard runs code for its visitors.
+        cluster = LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        )
+    with cluster, Client(cluster, set_as_default=False) as client:
+        yield DistributedExecutor(client, patience)
+
+
+@contextmanager
+def cluster_at(address: str, patience: float = PATIENCE) -> Iterator[Executor]:
+    """The cluster of the scheduler at an address."""
+    with Client(address, set_as_default=False) as client:
+        yield DistributedExecutor(client, patience)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started here inherit it: Ctrl-C reaches this process alone, and it stops the others."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,1 @@
+"""Fits that are killed and damaged on purpose, and must come out right: ``python -m tests.chaos``."""

@@ -1,0 +1,221 @@
+"""SIGKILL of a worker, of all workers, of the driver, of the scheduler, at random moments of every stage."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kedrl_dask import KEDRL
+from kedrl_dask.cli.common import STOPPED
+from tests.chaos.common import (
+    KINDS,
+    TOLERANCE,
+    Tally,
+    difference,
+    events,
+    seconds_of,
+    stage_seconds,
+)
+
+VICTIMS = ("worker", "all workers", "driver", "scheduler")
+CHECKPOINT_SECONDS = 0.5
+#: Slack of a machine that does other things too, for what should take no time.
+SLACK = 2.0
+N_WORKERS = 2
+DRIVER = """
+import sys
+from pathlib import Path
+from kedrl_dask.execute import cluster_at
+from kedrl_dask.process import Stopped
+from tests.chaos.common import PAIR, estimator
+kind, store, run, address, seconds = sys.argv[1:]
+try:
+    with cluster_at(address, patience=60) as executor:
+        estimator(kind).fit(
+            store, PAIR.target, run=run, executor=executor, progress="none", checkpoint_seconds=float(seconds)
+        )
+except Stopped as error:
+    print(error, file=sys.stderr)
+    sys.exit(4)
+"""
+
+
+def start(*command, log):
+    with open(log, "a") as output:
+        return subprocess.Popen(
+            [sys.executable, *map(str, command)], stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def end(process):
+    """SIGKILL a process that this one started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+class Cluster:
+    """A scheduler and workers, each a process of its own without a nanny."""
+
+    def __init__(self, work):
+        self.work, self.scheduler, self.workers = work, None, []
+        self.file = work / "scheduler.json"
+        self.log = work / "cluster.log"
+
+    def __enter__(self):
+        self.restore()
+        return self
+
+    def __exit__(self, *_):
+        for process in (*self.workers, self.scheduler):
+            end(process)
+
+    def restore(self):
+        """Start what is not there."""
+        if self.scheduler is None or self.scheduler.poll() is not None:
+            for worker in self.workers:
+                end(worker)
+            self.file.unlink(missing_ok=True)
+            options = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", self.file)
+            self.scheduler = start("-m", "distributed.cli.dask_scheduler", *options, log=self.log)
+            while not self.file.exists():
+                assert self.scheduler.poll() is None, f"the scheduler did not start; see {self.log}"
+                time.sleep(0.1)
+        self.workers = [worker for worker in self.workers if worker.poll() is None]
+        while len(self.workers) < N_WORKERS:
+            options = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--host", "127.0.0.1")
+            options += ("--local-directory", self.work / "scratch", "--scheduler-file", self.file)
+            self.workers.append(start("-m", "distributed.cli.dask_worker", *options, log=self.log))
+
+    @property
+    def address(self):
+        import json
+
+        return json.loads(self.file.read_text())["address"]
+
+
+@dataclass
+class Plot:
+    """Whom to kill, and when: in a stage, after a share of the time that it takes undisturbed."""
+
+    kind: str
+    victim: str
+    stage: str
+    share: float
+
+    def __str__(self):
+        return f"{self.kind}, {self.victim} in {self.stage!r} at {self.share:.0%}"
+
+
+def plots(undisturbed, kinds, n, rng):
+    """Kills of all victims in all stages in turn, at random moments, in random order."""
+    places = [(kind, stage) for kind in kinds for stage in stage_seconds(undisturbed(kind)[1])]
+    rng.shuffle(places)
+    victims = [VICTIMS[i % len(VICTIMS)] for i in range(n)]
+    rng.shuffle(victims)
+    return [
+        Plot(*places[i % len(places)][:1], victims[i], places[i % len(places)][1], float(rng.uniform(0, 0.9)))
+        for i in range(n)
+    ]
+
+
+def committed_blocks(run):
+    """How many blocks each kind of result has by now."""
+    entries = (run / "cache").glob("*/manifest/[0-9]*.json")
+    names = [entry.parent.parent.name.rpartition("-")[0] for entry in entries]
+    return {name: names.count(name) for name in set(names)}
+
+
+def drive(plot, undisturbed, run, cluster, log):
+    arguments = (plot.kind, undisturbed.store.path, run, cluster.address, CHECKPOINT_SECONDS)
+    return start("-c", DRIVER, *arguments, log=log)
+
+
+def wait_for(plot, run, driver, expected):
+    """Wait until the moment of the plot; whether the fit was still under way."""
+    while not any(e["event"] == "stage started" and e["stage"] == plot.stage for e in events(run)):
+        if driver.poll() is not None:
+            return False
+        time.sleep(0.02)
+    time.sleep(plot.share * expected)
+    return driver.poll() is None
+
+
+def carry_out(plot, undisturbed, cluster, work):
+    """Kill, put back what was killed, let the fit come to its end; returns what is wrong, or nothing."""
+    expected, calm = undisturbed(plot.kind)
+    run, log = work / "run", work / "driver.log"
+    driver = drive(plot, undisturbed, run, cluster, log)
+    if not wait_for(plot, run, driver, stage_seconds(calm)[plot.stage]):
+        return "the fit had ended before the kill" if driver.wait() == 0 else f"failed by itself; see {log}"
+    moment, before = time.time(), None
+    if plot.victim == "driver":
+        end(driver)
+        before = committed_blocks(run)
+    elif plot.victim == "scheduler":
+        end(cluster.scheduler)
+        code = driver.wait(timeout=120)
+        before = committed_blocks(run)
+        if code not in (0, STOPPED):
+            return f"the driver ended with {code} and not in order; see {log}"
+    else:
+        for worker in cluster.workers[: 1 if plot.victim == "worker" else None]:
+            end(worker)
+        time.sleep(0.5)
+    cluster.restore()
+    if driver.poll() is not None:
+        driver = drive(plot, undisturbed, run, cluster, log)
+    code = driver.wait(timeout=300)
+    if code != 0:
+        return f"the driver ended with {code}; see {log}"
+    found = difference(KEDRL.load(run / "model").coefficients_, expected)
+    if not found <= TOLERANCE:
+        return f"coefficients are off by {found:.1e}"
+    return lost(run, moment, before) if before is not None else None
+
+
+def lost(run, moment, before):
+    """What was done twice and should not have been: blocks that were there, more than an interval's steps."""
+    found = events(run)
+    restart = [i for i, event in enumerate(found) if event["event"] == "started"][-1]
+    for event in found[restart:]:
+        if event["event"] == "blocks":
+            there = min(before.get(kind, 0) for kind in event["kinds"])
+            if event["found"] < there:
+                return f"{there} blocks of {event['kinds']} were there, {event['found']} were found"
+    solver = [e for e in found[:restart] if e.get("stage") == "solver" or e["event"] == "checkpoint"]
+    if solver and solver[-1]["event"] != "stage finished":
+        seconds = moment - seconds_of(solver[-1])
+        if seconds > CHECKPOINT_SECONDS + SLACK:
+            return f"{seconds:.1f} s of the solver were lost, more than {CHECKPOINT_SECONDS} s and a step"
+        kept = [e for e in solver if e["event"] == "checkpoint"]
+        restored = [e for e in found[restart:] if e["event"] == "restored"]
+        if kept and restored[0]["iteration"] < kept[-1]["iteration"]:
+            return f"went on from {restored[0]}, though there was {kept[-1]}"
+    return None
+
+
+def run_kills(work, undisturbed, n, seed, kinds=tuple(KINDS)):
+    """Some kills, one in each run."""
+    rng, tally = np.random.default_rng(seed), Tally("kills")
+    chosen = plots(undisturbed, kinds, n, rng)
+    with Cluster(Path(work)) as cluster:
+        for i, plot in enumerate(chosen):
+            folder = Path(work) / f"kill-{i}"
+            folder.mkdir()
+            problem = carry_out(plot, undisturbed, cluster, folder)
+            for attempt in range(3):  # a fit that was faster than usual has ended
+                if problem != "the fit had ended before the kill":
+                    break
+                plot.share /= 2
+                folder = Path(work) / f"kill-{i}-{attempt}"
+                folder.mkdir()
+                problem = carry_out(plot, undisturbed, cluster, folder)
+            tally.add(str(plot), problem)
+    return tally
