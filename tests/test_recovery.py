@@ -252,6 +252,43 @@ def test_projected__mass_function_and_mixed_joint():
     np.testing.assert_allclose(joint, found.density(t, 0))
 
 
+def test_projected__joint_mass_function():
+    omega, grid = signed(n=3, m=30)
+    found = recover_law(omega, grid, KERNEL, RecoverySettings(projected={0: [1, -1], 1: [0, 1, 2]}))
+    support, probability = found.pmf((0, 1))
+    np.testing.assert_array_equal(support, [(a, b) for a in (-1, 1) for b in (0, 1, 2)])
+    for point, mass in zip(support, probability.T, strict=True):
+        expected = found.weights[:, (found.atoms == point).all(axis=1)].sum(axis=1)
+        np.testing.assert_allclose(mass, expected, rtol=0, atol=1e-15)
+    both = probability.reshape(3, 2, 3)
+    np.testing.assert_allclose(both.sum(axis=1), found.pmf(1).probability)
+    np.testing.assert_allclose(both.sum(axis=2), found.pmf(0).probability)
+
+
+def test_bandwidth__of_chosen_coordinates():
+    omega, grid = signed(m=25)
+    chosen = recover_law(omega, grid, KERNEL, RecoverySettings(bandwidth={0: "auto"}))
+    np.testing.assert_allclose(chosen.bandwidth, [auto_bandwidth(grid)[0], 0], rtol=1e-12)
+    number = recover_law(omega, grid, KERNEL, RecoverySettings(bandwidth={1: 0.3}))
+    np.testing.assert_array_equal(number.bandwidth, [0, 0.3])
+    # One value of a projected coordinate says nothing about the spacing of the others.
+    flat = grid * [1, 0]
+    found = recover_law(omega, flat, KERNEL, RecoverySettings(projected={1: [0, 1]}))
+    assert found.bandwidth[0] == pytest.approx(auto_bandwidth(flat[:, :1])[0], rel=1e-12)
+
+
+def test_flags__a_coordinate_of_one_value_that_moves_is_sensitive():
+    """It has no standard deviation to measure in."""
+    _, grid = signed(m=20)
+    grid[:, 1] = grid[:, 1] > 0
+    law = (grid[:, 1] == 0) / (grid[:, 1] == 0).sum()
+    settings = RecoverySettings(ridge=1e-3, reference="uniform", projected={1: [0, 1]})
+    found = recover_law(law[None], grid, KERNEL, settings)
+    assert found.covariance()[0, 1, 1] == 0
+    assert found.differs(lambda law: law.mean()[:, 1], 1e-4).all()
+    assert found.flags["sensitive"].all()
+
+
 def test_flags__sensitivity_and_residual():
     omega, grid = signed(n=6, m=20)
     found = recover_law(omega, grid, KERNEL)
@@ -306,6 +343,9 @@ def test_auto_bandwidth__follows_each_coordinate():
         ({"bandwidth": [0.1, 0.2, 0.3]}, "bandwidth must be 'auto', a number ≥ 0 or 2"),
         ({"bandwidth": "wide"}, "bandwidth must be"),
         ({"bandwidth": [0.1, 0.2], "projected": {1: [0, 1]}}, r"projected coordinates \[1\] must be 0"),
+        ({"bandwidth": {2: 0.1}}, r"coordinates \[2\], there are 0 to 1"),
+        ({"bandwidth": {0: "wide"}}, "bandwidth must be"),
+        ({"bandwidth": {1: 0.2}, "projected": {1: [0, 1]}}, r"projected coordinates \[1\] must be 0"),
         ({"projected": {2: [0, 1]}}, "coordinate 2 is not one of 0 to 1"),
         ({"projected": {1: []}}, "support of coordinate 1"),
     ],
