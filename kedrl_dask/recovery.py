@@ -124,7 +124,7 @@ def auto_bandwidth(atoms: npt.ArrayLike) -> Array:
     return np.asarray(0.5 * np.median(distance) * spread)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Recovered(Mixture):
     """Laws recovered from embeddings, with what to judge them by; summaries are those of :class:`Mixture`.
 
@@ -157,6 +157,14 @@ class Recovered(Mixture):
     grid: Array
     kernel: Matern
     settings: RecoverySettings
+
+    def __repr__(self) -> str:
+        """How many laws of what, and how far they are from what they stand for."""
+        (n, m), d = self.weights.shape, self.atoms.shape[1]
+        return (
+            f"{type(self).__name__}: {n} laws of {d} coordinates on {m} atoms; relative residual up to "
+            f"{self.relative_residual.max(initial=0.0):.3f}, gap up to {self.gap.max(initial=0.0):.1e}"
+        )
 
     def under(self, **settings: Any) -> Recovered:
         """The laws under other settings: ``recovered.under(ridge=1e-2, bandwidth=0.3)``."""
@@ -310,15 +318,16 @@ def _bandwidths(given: Any, atoms: Array, supports: Mapping[int, Array]) -> Arra
     dim = atoms.shape[1]
     refusal = f"recover: bandwidth must be 'auto', a number ≥ 0 or {dim} of them, or a dict, got {given!r}"
     is_auto = isinstance(given, str) and given == "auto"
+    asked = _automatic(atoms, supports) if is_auto else given
     if isinstance(given, Mapping):
         if not set(given) <= set(range(dim)):
             raise ValueError(f"recover: bandwidth is of coordinates {list(given)}, there are 0 to {dim - 1}")
         automatic = _automatic(atoms, supports) if "auto" in given.values() else np.zeros(dim)
-        values = [automatic[c] if given.get(c) == "auto" else given.get(c, 0.0) for c in range(dim)]
-    else:
-        values = _automatic(atoms, supports) if is_auto else given
-    is_number = not any(isinstance(value, str) or value is None for value in np.ravel(np.array(values, object)))
-    values = np.asarray(values if is_number else np.nan, dtype=np.float64)
+        asked = [automatic[c] if given.get(c) == "auto" else given.get(c, 0.0) for c in range(dim)]
+    try:
+        values = np.asarray(asked, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(refusal) from error
     if values.shape not in ((), (dim,)) or not (np.isfinite(values).all() and (values >= 0).all()):
         raise ValueError(refusal)
     result = np.broadcast_to(values, (dim,)).copy()

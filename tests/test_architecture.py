@@ -17,7 +17,7 @@ FLOORS = {
     1: {
         "criterion", "design", "exact", "functionals", "fused", "grid", "kernels", "mixtures", "noise",
         "nystrom", "operators", "overlap", "paired", "policies", "precondition", "ratio", "recovery",
-        "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
+        "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "summaries", "theory", "tuning",
     },
     # Storage and execution.
     2: {
@@ -27,10 +27,10 @@ FLOORS = {
     },
     # What people touch.
     3: {
-        "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "comparison", "conditioning",
-        "contrasts", "datasets", "demo", "diagnostics", "evaluation", "fitting", "gate", "model", "pairing",
-        "persist", "planning", "plots", "reference", "report", "results", "separating", "settings",
-        "streaming", "study", "sums",
+        "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "compared", "comparison",
+        "conditioning", "contrasts", "datasets", "demo", "diagnostics", "evaluation", "fitting", "gate",
+        "model", "pairing", "persist", "planning", "plots", "reference", "report", "results", "separating",
+        "settings", "streaming", "study", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}
