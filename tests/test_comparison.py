@@ -22,10 +22,8 @@ POLICIES = {"rev": POLICY, "clk": OTHER}
 
 
 def run(store, given=POLICIES, at=(STATE, ACTION), n_replicates=0, settings=SETTINGS, **options):
-    return compare(
-        store, given, at, KEDRL(0.6, **settings), n_replicates=n_replicates, executor=ThreadExecutor(1),
-        progress="none", **options,
-    )  # fmt: skip
+    options = {"executor": ThreadExecutor(1), "progress": "none"} | options
+    return compare(store, given, at, KEDRL(0.6, **settings), n_replicates=n_replicates, **options)
 
 
 @pytest.fixture(scope="module")
@@ -306,12 +304,11 @@ def test_replicates__a_few_inputs_at_a_time_give_the_same(comparison, store, pla
 
 
 def test_cluster__gives_the_same_as_threads(comparison, store, place):
+    """Sums are those of the other comparison; fits, replicates and recoveries run on the workers."""
+    options = {"given": {"clk": OTHER}, "n_replicates": 2, "cache": place / "cache"}
     with local_cluster(2) as executor:
-        found = compare(
-            store, POLICIES, (STATE, ACTION), KEDRL(0.6, **SETTINGS), n_replicates=REPLICATES,
-            executor=executor, cache=place / "cluster", progress="none",
-        )  # fmt: skip
-    xarray.testing.assert_allclose(found.dataset, comparison.dataset, rtol=1e-6, atol=1e-7)
+        found = run(store, executor=executor, **options)
+    xarray.testing.assert_allclose(found.dataset, run(store, **options).dataset, rtol=1e-6, atol=1e-7)
 
 
 def test_laws_of_states__and_actions_of_their_own(store):
