@@ -117,8 +117,8 @@ def report_time(model, store, n_inputs):
     summarise(law)
     end = time.perf_counter()
     print(
-        f"{n_inputs:,} inputs, m = {len(model.grid_)}: recovered in {recovered - start:.1f} s, with flags, from "
-        f"a second recovery, {flagged - start:.1f} s, with summaries {end - start:.1f} s; "
+        f"{n_inputs:,} inputs, m = {len(model.grid_)}: recovered in {recovered - start:.1f} s, with flags, "
+        f"from a second recovery, {flagged - start:.1f} s, with summaries {end - start:.1f} s; "
         f"gap at most {law.gap.max():.1e}"
     )
     print(f"flags: {', '.join(f'{name} {n}' for name, n in raised.items())}")
