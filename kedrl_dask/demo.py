@@ -159,20 +159,22 @@ def _draw(
     rng = np.random.default_rng(model.random_state)
     state, action = evaluation_points(pair)
     target = simulation.PAIRS[pair].target
+    law = truth.return_law(state[:1], action[:1], target, model.discount)
     successors = store.sample(N_INPUTS, rng).next_state
     rows = store.episode_windows(20_000, rng)
     returns = grids.discounted_returns(rows.reward, rows.episode, rows.terminated, model.discount)
     figures = {
         "convergence": lambda: plots.convergence(model),
         "embedding_curves": lambda: plots.embedding_curves(evaluation.estimate, evaluation.true),
-        "embedding_surface": lambda: plots.embedding_surface(
-            model, state[0], action[0], law=truth.return_law(state[:1], action[:1], target)
-        ),
+        "embedding_contours": lambda: plots.embedding_contours(model, state[0], action[0], law=law),
+        "embedding_surface": lambda: plots.embedding_surface(model, state[0], action[0], law=law),
         "grid_coverage": lambda: plots.grid_coverage(model, returns),
         "coefficient_mass": lambda: plots.coefficient_mass(model, successors, target.sample(successors, rng)),
     }
     if model.diagnostics_["tuning"]:
         figures["tuning"] = lambda: plots.tuning(model)
+    if model.ratio_ is not None:
+        figures["density_ratio"] = lambda: plots.density_ratio(model, store)
     path.mkdir()
     with reporter.stage("plots", len(figures)) as advance:
         for name, draw in figures.items():
