@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask import grid as grids
-from kedrl_dask import plots, report
+from kedrl_dask import plots, report, reporting
 from kedrl_dask._version import __version__
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.points import evaluation_points
@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 KIND = "kedrl demo"
 #: What a demo leaves behind, in the order in which it is removed; the last to appear is the summary.
-WRITTEN = ("summary.json", "data", "model", "plots")
+WRITTEN = ("summary.json", "data", "model", "plots", "report.html")
 #: Where it is made before it is complete.
 PARTIAL = ".kedrl-demo-partial"
 #: Inputs whose coefficients are drawn.
@@ -79,8 +79,8 @@ def run(
 ) -> Outcome:
     """Simulate, fit, compare with the truth, and write everything into a directory.
 
-    The directory gets ``data`` and ``model`` (Zarr), ``plots`` (PNG) and ``summary.json``, all at once
-    when everything is complete: after an error or an interruption nothing is left.
+    The directory gets ``data`` and ``model`` (Zarr), ``plots`` (PNG), ``report.html`` and ``summary.json``,
+    all at once when everything is complete: after an error or an interruption nothing is left.
 
     Parameters
     ----------
@@ -119,6 +119,9 @@ def run(
             _draw(model, store, pair, evaluation, path / "plots", reporter)
         with reporter.stage("saving"):
             model.save(path / "model")
+        with reporter.stage("report"):
+            content = reporting.from_model(model, str(output), np.hstack(evaluation_points(pair)))
+            reporting.write(content, path / "report.html")
         request = {"pair": pair, "profile": profile, "seed": seed, "workers": workers}
         summary = _summarise(model, evaluation, request, time.perf_counter() - start)
         (path / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n")

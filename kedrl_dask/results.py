@@ -22,7 +22,7 @@ from kedrl_dask.summaries import CURVES, LEVELS, SUMMARIES, TAIL, Summaries, sum
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
 
-__all__ = ["law_dataset", "provenance", "text", "verdict", "write_zarr"]
+__all__ = ["law_dataset", "provenance", "read_zarr", "text", "verdict", "write_zarr"]
 
 Array = npt.NDArray[Any]
 
@@ -141,10 +141,15 @@ def verdict(findings: Sequence[Finding], accepted: Sequence[str]) -> dict[str, s
     }
 
 
+def read_zarr(path: str | Path) -> xr.Dataset:
+    """The dataset that :func:`write_zarr` wrote, in memory."""
+    return xr.open_zarr(path, consolidated=False).load()
+
+
 def write_zarr(dataset: xr.Dataset, path: str | Path) -> None:
     """Write a dataset to a new Zarr store, which appears when it is complete.
 
-    Read it with ``xarray.open_zarr(path, consolidated=False)``.
+    Read it with :func:`read_zarr`, or ``xarray.open_zarr(path, consolidated=False)``.
     """
     path = Path(path)
     if path.exists():

@@ -21,7 +21,7 @@ from zarr.core.sync import sync
 from kedrl_dask._version import __version__
 from kedrl_dask.schema import ArraySpec
 
-__all__ = ["FORMAT_VERSION", "ArrayStore", "StoreError", "check_vacant", "digest", "remove"]
+__all__ = ["FORMAT_VERSION", "ArrayStore", "StoreError", "attributes_at", "check_vacant", "digest", "remove"]
 
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
@@ -48,6 +48,14 @@ def digest(array: Array) -> bytes:
 def _dims(array: zarr.Array[Any]) -> tuple[str | None, ...]:
     """Names of an array's dimensions; none at all if another program left them out."""
     return tuple(getattr(array.metadata, "dimension_names", None) or ())
+
+
+def attributes_at(path: PathLike) -> dict[str, Any] | None:
+    """Attributes of the Zarr v3 group at a path, whatever it holds; None if there is none."""
+    try:
+        return dict(zarr.open_group(path, mode="r", zarr_format=3).attrs)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def check_vacant(path: PathLike) -> Path:

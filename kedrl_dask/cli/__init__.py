@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from kedrl_dask._version import __version__
-from kedrl_dask.cli import demo, plan, simulate, study
+from kedrl_dask.cli import demo, plan, report, simulate, study
 from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, log_lines
 
 __all__ = ["main"]
 
 #: Each has ``add``, which adds the verb with its options and the function that runs it.
-VERBS = (demo, simulate, plan, study)
+VERBS = (demo, simulate, plan, report, study)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
