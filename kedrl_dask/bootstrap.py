@@ -161,17 +161,20 @@ class Bootstrap:
     def apply(self, function: Callable[[KEDRL], npt.ArrayLike]) -> Draws:
         """Any function of a fitted model's coefficients, in the fit and in the replicates.
 
+        Answers that would mislead are refused for the fit, and then for no replicate.
+
         Examples
         --------
         ``bootstrap.apply(lambda model: model.embed(state, action, at=z)).interval(0.9)``
         """
+        estimate = np.asarray(function(self.model))
         values = np.stack([np.asarray(function(replica)) for replica in self._replicas()])
-        return Draws(np.asarray(function(self.model)), values, self.counts)
+        return Draws(estimate, values, self.counts)
 
     def _replicas(self) -> Iterator[KEDRL]:
         for coefficients in self.coefficients:
             replica = copy(self.model)
-            replica.coefficients_ = coefficients
+            replica.coefficients_, replica.is_replicate_ = coefficients, True
             yield replica
 
 

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import xarray as xr
 from sklearn.base import clone
 
 from kedrl_dask import results
-from kedrl_dask.answers import N_DRAWS, coefficients_at
+from kedrl_dask.answers import N_DRAWS, sections_at
 from kedrl_dask.bootstrap import Bootstrap, Draws
-from kedrl_dask.contrasts import INTERVAL_PARTS, Summaries, contrasts, intervals, thresholds
+from kedrl_dask.compared import Comparison
+from kedrl_dask.contrasts import contrasts, intervals
+from kedrl_dask.division import even_ranges
 from kedrl_dask.evaluation import checked_columns, joined_inputs
-from kedrl_dask.execute import Executor
+from kedrl_dask.execute import Executor, default_executor
 from kedrl_dask.fitting import workspace
+from kedrl_dask.functionals import Embedding
 from kedrl_dask.gate import Finding, enforce, law_findings, mass_findings, model_findings
+from kedrl_dask.kernels import Matern
+from kedrl_dask.mixtures import Mixture
 from kedrl_dask.model import KEDRL
 from kedrl_dask.overlap import action_overlap
 from kedrl_dask.persist import parameters
 from kedrl_dask.policies import Policy
+from kedrl_dask.progress import Reporter
 from kedrl_dask.recovery import Recovered, RecoverySettings, recover_law
+from kedrl_dask.summaries import LEVELS, TAIL, Summaries, thresholds
 from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["compare"]
 
 Array = npt.NDArray[Any]
 
@@ -37,91 +43,8 @@ Array = npt.NDArray[Any]
 EDGE, LARGE_EDGE_MASS = 0.05, 0.1
 #: Transitions on which actions are compared.
 OVERLAP_SAMPLE = 2_000
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
-    """Policies side by side; made by :func:`compare`.
-
-    Attributes
-    ----------
-    dataset : xarray.Dataset
-        Everything below with named dimensions, and attributes: versions, seed, fingerprint, settings,
-        findings and what was accepted.
-    findings : tuple of Finding
-        What speaks against the results, by policy.
-    accepted : tuple of str
-        Codes of findings for which results were not to be refused.
-    models, laws : dict
-        The fits and the recovered laws of each policy.
-    """
-
-    dataset: xr.Dataset
-    findings: tuple[Finding, ...]
-    accepted: tuple[str, ...]
-    models: dict[str, KEDRL]
-    laws: dict[str, Recovered]
-
-    @property
-    def table(self) -> pd.DataFrame:
-        """Summaries, one row for each policy, input, coordinate, summary and level."""
-        return self._tidy("", ["policy"])
-
-    @property
-    def differences(self) -> pd.DataFrame:
-        """Summaries of ``minuend`` less those of ``subtrahend``, for each pair of policies."""
-        return self._tidy("_difference", ["minuend", "subtrahend"])
-
-    @property
-    def dominance(self) -> pd.DataFrame:
-        """First-order dominance of the recovered marginal laws.
-
-        ``gain`` and ``loss`` are how far at most the distribution function of ``minuend`` is below and above
-        that of ``subtrahend``; ``dominant`` is the policy whose function is nowhere above, by more than 0.01,
-        and somewhere below, or "neither". ``share`` is the share of bootstrap replicates that say so: no
-        test of dominance. It is dominance under the recovery's specification, of one coordinate by itself.
-        """
-        frame = self._frame("gain", "loss", "dominant", "share")
-        columns = ["minuend", "subtrahend", "input", "coordinate", "gain", "loss", "dominant", "share"]
-        return frame[[name for name in columns if name in frame]]
-
-    @property
-    def overlap(self) -> pd.DataFrame:
-        """Target actions beside logged ones, by policy and action; see :class:`kedrl_dask.overlap.Overlap`.
-
-        ``ess`` is the effective sample size of the density ratio, NaN where there is none.
-        """
-        actions = ("logged_mean", "logged_deviation", "target_mean", "shift", "outside")
-        return self._frame(*actions, "distance", "logged_distance", "ess")
-
-    @property
-    def support(self) -> pd.DataFrame:
-        """Recovered mass in the lowest and the highest 5 % of the grid's range, and beyond it."""
-        return self._frame("edge_low", "edge_high")
-
-    def to_zarr(self, path: str | Path) -> None:
-        """Write :attr:`dataset` to a new path; ``xarray.open_zarr(path, consolidated=False)`` reads it."""
-        results.write_zarr(self.dataset, path)
-
-    def __repr__(self) -> str:
-        """The table, and every finding below it."""
-        lines = [self.table.to_string(index=False), *(str(finding) for finding in self.findings)]
-        return "\n".join([*lines, *([f"accepted: {', '.join(self.accepted)}"] if self.accepted else [])])
-
-    def _frame(self, *names: str) -> pd.DataFrame:
-        present = [name for name in names if name in self.dataset]
-        return self.dataset[present].drop_attrs().to_dataframe().reset_index()
-
-    def _tidy(self, suffix: str, labels: list[str]) -> pd.DataFrame:
-        parts = {f"{suffix}{part}": part.removeprefix("_") or "value" for part in INTERVAL_PARTS}
-        frames = []
-        for name in results.SUMMARIES:
-            columns = {name + part: column for part, column in parts.items() if name + part in self.dataset}
-            frame = self._frame(*columns).rename(columns=columns).assign(summary=name)
-            if "level" not in frame:
-                frame["level"] = self.dataset.attrs["tail"] if name == "cvar" else np.nan
-            frames.append(frame[[*labels, "input", "coordinate", "summary", "level", *columns.values()]])
-        return pd.concat(frames, ignore_index=True)
+#: Numbers of all replicates that are in memory at once, and laws that a task recovers.
+DRAWN_ELEMENTS, TASK_LAWS = 16_000_000, 500
 
 
 def compare(
@@ -130,10 +53,11 @@ def compare(
     at: tuple[npt.ArrayLike, npt.ArrayLike | Mapping[str, npt.ArrayLike] | None],
     estimator: KEDRL,
     *,
+    average: bool = False,
     n_replicates: int = 100,
     interval: float = 0.9,
-    levels: Sequence[float] = results.LEVELS,
-    tail: float = results.TAIL,
+    levels: Sequence[float] = LEVELS,
+    tail: float = TAIL,
     recovery: Mapping[str, Any] | None = None,
     accept: Sequence[str] = (),
     executor: Executor | None = None,
@@ -156,6 +80,9 @@ def compare(
         policy's own actions at the state, for laws of the state's return.
     estimator : KEDRL
         The settings; it is not fitted itself.
+    average : bool
+        Whether the inputs are a sample to average over, such as one of initial states: each policy then has
+        one law.
     n_replicates : int
         Bootstrap replicates for intervals, which need ``construction="separated"``; 0 for none.
     interval : float
@@ -182,53 +109,60 @@ def compare(
     _check(estimator, n_replicates, {"interval": interval, "tail": tail, "levels": levels}, accept)
     asked = _inputs(store, policies, at)
     settings = RecoverySettings(**(recovery or {}))
+    reporter, executor = Reporter(progress), executor or default_executor()
     with workspace(store, cache) as space:
         shared: dict[str, Any] = {"executor": executor, "cache": space.directory, "progress": progress}
         models = {
             name: clone(estimator).fit(store, policy, memory=memory, **shared)
             for name, policy in policies.items()
         }
-        laws = {name: _law(model, asked[name], settings) for name, model in models.items()}
-        edges = {name: _edge_mass(law) for name, law in laws.items()}
-        found = [
-            finding
-            for name in policies
-            for finding in (
-                *model_findings(models[name], name),
-                *mass_findings(laws[name].coefficients, name),
-                *law_findings(laws[name], name),
-                *_edge_findings(edges[name], name),
-            )
-        ]
+        with reporter.stage("recovery"):
+            sections = {name: sections_at(model, *asked[name]) for name, model in models.items()}
+            if average:
+                sections = {name: rows.mean(axis=0, keepdims=True) for name, rows in sections.items()}
+            laws = {name: _law(model, sections[name], settings) for name, model in models.items()}
+            edges = {name: _edge_mass(law) for name, law in laws.items()}
+            found = [
+                finding
+                for name in policies
+                for finding in (
+                    *model_findings(models[name], name),
+                    *mass_findings(laws[name].coefficients, name),
+                    *law_findings(laws[name], name),
+                    *_edge_findings(edges[name], name),
+                )
+            ]
         enforce(found, accept)
-        summaries = Summaries(levels, tail, thresholds(next(iter(laws.values()))))
-        draws = {}
-        for name, policy in policies.items() if n_replicates else ():
-            replicates = models[name].bootstrap(
-                store, policy, n_replicates, random_state=estimator.random_state, **shared
-            )
-            draws[name], missed = _apply(replicates, asked[name], settings, summaries)
+        seed = estimator.random_state
+        replicates = {
+            name: models[name].bootstrap(store, policy, n_replicates, random_state=seed, **shared)
+            for name, policy in (policies.items() if n_replicates else ())
+        }
+    summaries = Summaries(tuple(levels), tail, thresholds(next(iter(laws.values()))))
+    with reporter.stage("summaries and differences"):
+        drawn = _Drawn(sections, replicates, summaries, settings, executor)
+        contrasted = _contrasted(laws, drawn, interval)
+        for name, missed in drawn.missed.items():
             found += _replicate_findings(missed, n_replicates, name)
-    estimates = {name: summaries(law) for name, law in laws.items()}
-    dataset = xr.merge(
-        [
-            results.law_dataset(laws, levels, tail),
-            intervals(summaries, list(draws.values()), interval),
-            contrasts(summaries, estimates, draws, interval),
-            _asked(asked),
-            _edges(edges),
-            _overlaps(store, policies, models),
-        ],
-        join="exact",
-        compat="equals",
-        combine_attrs="drop_conflicts",
-    )
+        dataset = xr.merge(
+            [
+                results.law_dataset(laws, levels, tail),
+                contrasted,
+                _distances(laws),
+                _asked(asked, average),
+                _edges(edges),
+                _overlaps(store, policies, models),
+            ],
+            join="exact",
+            compat="equals",
+            combine_attrs="drop_conflicts",
+        )
     dataset.attrs |= {
-        **results.provenance(next(iter(models.values()))),
+        **results.provenance(models),
         **results.verdict(found, accept),
-        "policies": json.dumps({name: repr(policy) for name, policy in policies.items()}),
         "n_replicates": n_replicates,
         "interval": interval,
+        "seconds": json.dumps(reporter.seconds),
     }
     return Comparison(dataset, tuple(found), tuple(accept), models, laws)
 
@@ -273,22 +207,90 @@ def _check(estimator: KEDRL, n_replicates: int, shares: Mapping[str, Any], accep
         )
 
 
-def _law(model: KEDRL, asked: tuple[Any, Any], settings: RecoverySettings) -> Recovered:
-    return recover_law(coefficients_at(model, *asked), model.grid_, model.return_kernel_, settings)
+def _law(model: KEDRL, sections: Array, settings: RecoverySettings) -> Recovered:
+    return recover_law(sections @ model.coefficients_, model.grid_, model.return_kernel_, settings)
 
 
-def _apply(
-    replicates: Bootstrap, asked: tuple[Any, Any], settings: RecoverySettings, summaries: Summaries
-) -> tuple[Draws, int]:
-    """The summaries in all replicates, and how many recoveries did not converge."""
-    converged = []
+class _Drawn:
+    """Summaries in all replicates, of some inputs at a time."""
 
-    def summarised(fit: KEDRL) -> Array:
-        law = _law(fit, asked, settings)
-        converged.append(law.converged)
-        return summaries(law)
+    def __init__(
+        self,
+        sections: Mapping[str, Array],
+        replicates: Mapping[str, Bootstrap],
+        summaries: Summaries,
+        settings: RecoverySettings,
+        executor: Executor,
+    ) -> None:
+        self.sections, self.replicates, self.summaries = sections, replicates, summaries
+        self.settings, self.executor = settings, executor
+        #: Recoveries that did not converge, by policy.
+        self.missed = dict.fromkeys(replicates, 0)
 
-    return replicates.apply(summarised), int((~np.concatenate(converged)).sum())
+    def __call__(self, rows: slice, estimates: Mapping[str, Array]) -> dict[str, Draws]:
+        """The draws of each policy at some of the inputs."""
+        return {
+            name: Draws(estimates[name], self._values(name, rows), replicates.counts)
+            for name, replicates in self.replicates.items()
+        }
+
+    def _values(self, name: str, rows: slice) -> Array:
+        replicates = self.replicates[name]
+        omega = self.sections[name][rows] @ replicates.coefficients
+        n_replicates, n, m = omega.shape
+        flat = self.executor.share(omega.reshape(-1, m))
+        fixed = replicates.model.grid_, replicates.model.return_kernel_, self.settings, self.summaries
+        tasks = list(even_ranges(n_replicates * n, TASK_LAWS))
+        values, missed = zip(*self.executor.map(_summarised, tasks, flat, *fixed), strict=True)
+        self.missed[name] += sum(missed)
+        return np.concatenate(values).reshape(n_replicates, n, len(self.summaries.thresholds), -1)
+
+
+def _summarised(
+    rows: tuple[int, int],
+    omega: Array,
+    grid: Array,
+    kernel: Matern,
+    settings: RecoverySettings,
+    summaries: Summaries,
+) -> tuple[Array, int]:
+    """Summaries of the laws of some coefficients, and how many recoveries did not converge."""
+    law = recover_law(omega[slice(*rows)], grid, kernel, settings)
+    return summaries.pack(law), int((~law.converged).sum())
+
+
+def _contrasted(laws: Mapping[str, Recovered], drawn: _Drawn, interval: float) -> xr.Dataset:
+    """Intervals and differences, for as many inputs at a time as their replicates fit in memory."""
+    (n, _), summaries = next(iter(laws.values())).weights.shape, drawn.summaries
+    n_replicates = max((len(part.counts) for part in drawn.replicates.values()), default=1)
+    of_one = n_replicates * len(summaries.thresholds) * summaries.width * (len(laws) * (len(laws) + 1) // 2)
+    parts = []
+    for first, last in even_ranges(n, max(1, DRAWN_ELEMENTS // of_one)):
+        rows = slice(first, last)
+        some = {
+            name: Mixture(law.atoms, law.weights[rows], law.bandwidth, law.supports)
+            for name, law in laws.items()
+        }
+        estimates = {name: summaries.pack(law) for name, law in some.items()}
+        draws = drawn(rows, estimates)
+        parts.append(
+            xr.merge(
+                [
+                    intervals(summaries, list(draws.values()), interval),
+                    contrasts(summaries, estimates, draws, interval),
+                ],
+                join="exact",
+                compat="equals",
+            )
+        )
+    return parts[0] if len(parts) == 1 else xr.concat(parts, "input", coords="minimal", compat="override")
+
+
+def _distances(laws: Mapping[str, Recovered]) -> xr.Dataset:
+    """Distance of the fitted embeddings of every pair of policies: of the joint laws, in one number."""
+    embeddings = {name: Embedding(law.coefficients, law.grid, law.kernel) for name, law in laws.items()}
+    pairs = [embeddings[later].mmd(embeddings[sooner]) for sooner, later in combinations(laws, 2)]
+    return xr.Dataset({"mmd": (("pair", "input"), np.stack(pairs))} if pairs else {})
 
 
 def _replicate_findings(missed: int, n_replicates: int, name: str) -> list[Finding]:
@@ -328,12 +330,13 @@ def _edge_findings(edges: tuple[Array, Array], name: str) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _asked(asked: Mapping[str, tuple[Any, Any]]) -> xr.Dataset:
-    """The inputs; of laws of states there is no action."""
+def _asked(asked: Mapping[str, tuple[Any, Any]], average: bool) -> xr.Dataset:
+    """The inputs, or those that were averaged over; of laws of states there is no action."""
     states, actions = zip(*asked.values(), strict=True)
-    found = xr.Dataset({"input_state": (("input", "state"), np.asarray(states[0], dtype=np.float64))})
+    rows = "averaged" if average else "input"
+    found = xr.Dataset({"input_state": ((rows, "state"), np.asarray(states[0], dtype=np.float64))})
     if not isinstance(actions[0], Policy):
-        found["input_action"] = (("policy", "input", "action"), np.array(actions, dtype=np.float64))
+        found["input_action"] = (("policy", rows, "action"), np.array(actions, dtype=np.float64))
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask import grid as grids
-from kedrl_dask import plots, report
+from kedrl_dask import plots, report, reporting
 from kedrl_dask._version import __version__
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.points import evaluation_points
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 KIND = "kedrl demo"
 #: What a demo leaves behind, in the order in which it is removed; the last to appear is the summary.
-WRITTEN = ("summary.json", "data", "model", "plots")
+WRITTEN = ("summary.json", "data", "model", "plots", "report.html")
 #: Where it is made before it is complete.
 PARTIAL = ".kedrl-demo-partial"
 #: Inputs whose coefficients are drawn.
@@ -77,8 +77,8 @@ def run(
 ) -> Outcome:
     """Simulate, fit, compare with the truth, and write everything into a directory.
 
-    The directory gets ``data`` and ``model`` (Zarr), ``plots`` (PNG) and ``summary.json``, all at once
-    when everything is complete: after an error or an interruption nothing is left.
+    The directory gets ``data`` and ``model`` (Zarr), ``plots`` (PNG), ``report.html`` and ``summary.json``,
+    all at once when everything is complete: after an error or an interruption nothing is left.
 
     Parameters
     ----------
@@ -117,6 +117,9 @@ def run(
             _draw(model, store, pair, evaluation, path / "plots", reporter)
         with reporter.stage("saving"):
             model.save(path / "model")
+        with reporter.stage("report"):
+            content = reporting.from_model(model, str(output), np.hstack(evaluation_points(pair)))
+            reporting.write(content, path / "report.html")
         request = {"pair": pair, "profile": profile, "seed": seed, "workers": workers}
         summary = _summarise(model, evaluation, request, time.perf_counter() - start)
         (path / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n")
@@ -157,20 +160,22 @@ def _draw(
     rng = np.random.default_rng(model.random_state)
     state, action = evaluation_points(pair)
     target = simulation.PAIRS[pair].target
+    law = truth.return_law(state[:1], action[:1], target, model.discount)
     successors = store.sample(N_INPUTS, rng).next_state
     rows = store.episode_windows(20_000, rng)
     returns = grids.discounted_returns(rows.reward, rows.episode, rows.terminated, model.discount)
     figures = {
         "convergence": lambda: plots.convergence(model),
         "embedding_curves": lambda: plots.embedding_curves(evaluation.estimate, evaluation.true),
-        "embedding_surface": lambda: plots.embedding_surface(
-            model, state[0], action[0], law=truth.return_law(state[:1], action[:1], target)
-        ),
+        "embedding_contours": lambda: plots.embedding_contours(model, state[0], action[0], law=law),
+        "embedding_surface": lambda: plots.embedding_surface(model, state[0], action[0], law=law),
         "grid_coverage": lambda: plots.grid_coverage(model, returns),
         "coefficient_mass": lambda: plots.coefficient_mass(model, successors, target.sample(successors, rng)),
     }
     if model.diagnostics_["tuning"]:
         figures["tuning"] = lambda: plots.tuning(model)
+    if model.ratio_ is not None:
+        figures["density_ratio"] = lambda: plots.density_ratio(model, store)
     path.mkdir()
     with reporter.stage("plots", len(figures)) as advance:
         for name, draw in figures.items():

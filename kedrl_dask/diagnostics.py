@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,24 +13,27 @@ import numpy.typing as npt
 
 from kedrl_dask import evaluation
 from kedrl_dask import grid as grids
+from kedrl_dask._version import __version__
 from kedrl_dask.costs import EXACT_HELD_OUT, SEPARATION_BLOCKS, SEPARATION_SAMPLE
 from kedrl_dask.criterion import ReturnSpace
 from kedrl_dask.fitting import Fit
 from kedrl_dask.policies import Policy
 from kedrl_dask.separation import SeparatedParts, separation
 from kedrl_dask.spectral import kernel_error, waves
-from kedrl_dask.transitions import TransitionStore
+from kedrl_dask.transitions import Transitions, TransitionStore
 from kedrl_dask.tuning import RIDGES
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "versions"]
 
 Array = npt.NDArray[Any]
 
 #: Inputs (s', a' ~ π) at which the fitted map is looked at; no conditioning point is among them.
 N_HELD_OUT = 1_000
+#: Libraries that results depend on.
+LIBRARIES = ("numpy", "scipy", "scikit-learn", "numba", "dask", "distributed", "zarr", "xarray")
 
 
 def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
@@ -55,7 +60,9 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
         "operators": model.get_params(deep=False)["operators"],
         "precision": "double" if fit.plan.sizes.exact else model.precision,
         "residency": fit.plan.residency,
+        "versions": versions(),
         "data": store.fingerprint,
+        "columns": _columns(fit.choices.sample, store.state_dim),
         "policy": repr(policy),
         "input_kernel": choices.features.kernel.to_dict(),
         "return_kernel": choices.return_kernel.to_dict(),
@@ -82,6 +89,26 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
             "iterations": solution.n_iterations,
             "products": solution.n_products,
         },
+    }
+
+
+def versions() -> dict[str, str]:
+    """What runs here, by name."""
+    own = {"kedrl_dask": __version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in LIBRARIES}
+
+
+def _columns(sample: Transitions, state_dim: int) -> dict[str, dict[str, list[float]]]:
+    """Mean, standard deviation and range of each column of the logged data, on the sample of the design."""
+    state, action = np.hsplit(sample.inputs, [state_dim])
+    return {
+        name: {
+            "mean": values.mean(axis=0).tolist(),
+            "sd": values.std(axis=0).tolist(),
+            "min": values.min(axis=0).tolist(),
+            "max": values.max(axis=0).tolist(),
+        }
+        for name, values in (("state", state), ("action", action), ("reward", sample.reward))
     }
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "law_findings",
     "mass_findings",
     "model_findings",
+    "recovery_findings",
     "warn_of_separation",
 ]
 
@@ -217,18 +218,25 @@ def mass_findings(coefficients: Array, subject: str = "") -> list[Finding]:
     ]  # fmt: skip
 
 
+def recovery_findings(law: Recovered, subject: str = "") -> list[Finding]:
+    """Whether recovered laws are the nearest ones."""
+    bad = ~law.converged
+    if not bad.any():
+        return []
+    return [
+        Finding(
+            "recovery", "refuse",
+            f"at {bad.sum()} of {len(bad)} inputs the recovery did not converge: gap up to "
+            f"{law.gap.max():.1e}",
+            "recover with solver='interior-point' and a larger ridge", subject,
+        )
+    ]  # fmt: skip
+
+
 def law_findings(law: Recovered, subject: str = "") -> list[Finding]:
     """What the flags of recovered laws say."""
     flags, n = law.flags, len(law.weights)
-    found = []
-    if (bad := flags["not_converged"]).any():
-        found.append(
-            Finding(
-                "recovery", "refuse",
-                f"at {bad.sum()} of {n} inputs the recovery did not converge: gap up to {law.gap.max():.1e}",
-                "recover with solver='interior-point' and a larger ridge", subject,
-            )
-        )  # fmt: skip
+    found = recovery_findings(law, subject)
     if (bad := flags["residual"]).any():
         found.append(
             Finding(

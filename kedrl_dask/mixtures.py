@@ -25,7 +25,7 @@ ROUNDING = 1e-14
 
 
 class MassFunction(NamedTuple):
-    """Probabilities (n, k) of the k values of a support, in increasing order."""
+    """Probabilities (n, k) of the k values of a support, in increasing order; (k, c) of c coordinates."""
 
     support: Array
     probability: Array
@@ -160,10 +160,16 @@ class Mixture:
         normal = np.exp(-0.5 * (z**2).sum(axis=2)) / np.prod(np.sqrt(2 * np.pi) * h)
         return weights @ normal
 
-    def pmf(self, coordinate: int) -> MassFunction:
-        """Probabilities of the support that a coordinate was projected on."""
-        support = self._support("pmf", coordinate)
-        return MassFunction(support, self.weights @ (self._column(coordinate)[0][:, None] == support))
+    def pmf(self, coordinates: int | Sequence[int]) -> MassFunction:
+        """Probabilities of the support that a coordinate was projected on, or of several jointly.
+
+        Of several, the support is every combination (k, c) of their values.
+        """
+        chosen = np.atleast_1d(np.asarray(coordinates))
+        supports = [self._support("pmf", coordinate) for coordinate in chosen]
+        points = np.stack(np.meshgrid(*supports, indexing="ij"), axis=-1).reshape(-1, len(chosen))
+        is_there = (self.atoms[:, None, chosen] == points).all(axis=2)
+        return MassFunction(points[:, 0] if np.ndim(coordinates) == 0 else points, self.weights @ is_there)
 
     def expectation(self, function: Callable[[Array], npt.ArrayLike]) -> Array:
         """E f(Y); (n,). ``function`` takes points (k, d) and gives k numbers.

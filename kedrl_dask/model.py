@@ -11,7 +11,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from kedrl_dask import evaluation, persist
-from kedrl_dask.answers import FittedEmbedding, fitted_embedding
+from kedrl_dask.answers import FittedEmbedding, FittedLaw, fitted_embedding
 from kedrl_dask.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.criterion import Space
 from kedrl_dask.estimating import fit_model
@@ -25,7 +25,6 @@ from kedrl_dask.policies import Policy
 from kedrl_dask.process import one_blas_thread
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
-from kedrl_dask.recovery import Recovered, RecoverySettings, recover_law
 from kedrl_dask.runs import CHECKPOINT_SECONDS, recorded_fit
 from kedrl_dask.settings import Conditioning, Settings
 from kedrl_dask.solvers import Solver
@@ -208,6 +207,9 @@ class KEDRL(BaseEstimator):
         self.precision = precision
         self.random_state = random_state
         self.operators = operators
+
+    #: Whether it is a bootstrap's, whose answers are not refused: the fit's are.
+    is_replicate_ = False
 
     # ``operators`` is a parameter and also what evaluates them after a fit. Stored under its own name the
     # parameter would hide the method, so a property takes the one and gives the other; scikit-learn reads
@@ -393,20 +395,19 @@ class KEDRL(BaseEstimator):
 
         With a policy in place of actions, those of the states' laws, averaged over a ~ π(·|s). Refused
         where diagnostics say that answers would mislead, unless their codes (``kedrl_dask.gate.CODES``) are
-        in ``accept``. See :class:`kedrl_dask.functionals.Embedding`.
+        in ``accept``, which is recorded. See :class:`kedrl_dask.functionals.Embedding`.
         """
         return fitted_embedding(self, state, action, accept)
 
-    def recover(self, state: npt.ArrayLike, action: npt.ArrayLike, **settings: Any) -> Recovered:
-        """Probability laws near the fitted embedding at each input, with flags (sec:stat_recovery).
+    def recover(
+        self, state: npt.ArrayLike, action: Any, accept: Sequence[str] = (), **settings: Any
+    ) -> FittedLaw:
+        """Probability laws near the fitted embedding at each input (sec:stat_recovery), refused like it.
 
-        Settings are those of :class:`kedrl_dask.recovery.RecoverySettings`: ``ridge``, ``bandwidth``,
-        ``projected`` and others. The laws have ``mean()``, ``covariance()``, ``cdf``, ``quantile``,
-        ``cvar``, ``density``, ``pmf`` and ``prob``; ``residual``, ``converged``, ``sensitivity`` and
-        ``flags`` are there to judge them by. Nothing is refused here, as it is by :meth:`embedding`.
+        Settings are those of :class:`kedrl_dask.recovery.RecoverySettings`. The laws have ``mean()``,
+        ``covariance()``, ``cdf``, ``quantile``, ``cvar``, ``density``, ``pmf``, ``prob`` and ``findings``.
         """
-        given = RecoverySettings(**settings)
-        return recover_law(self.weights(state, action), self.grid_, self.return_kernel_, given)
+        return fitted_embedding(self, state, action, accept).recover(**settings)
 
     def bellman_risk(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
         """Squared projected Bellman residual (eq:generalization_metric) at each input; (n,).

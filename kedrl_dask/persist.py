@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from kedrl_dask.store import ArrayStore, StoreError
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
 
-__all__ = ["from_json", "load", "open_fitted", "parameters", "save", "to_json", "write_fitted"]
+__all__ = ["finite", "from_json", "load", "open_fitted", "parameters", "save", "to_json", "write_fitted"]
 
 Array = npt.NDArray[Any]
 
@@ -176,3 +177,12 @@ def from_json(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(from_json(part) for part in value)
     return value
+
+
+def finite(value: Any) -> Any:
+    """The same with None, which is what JSON has for them, in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

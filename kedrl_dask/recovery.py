@@ -36,6 +36,8 @@ TOLERANCE = 1e-10
 LARGE_RESIDUAL = 0.1
 #: Difference between the specifications, in standard deviations, above which a law is sensitive to them.
 LARGE_DIFFERENCE = 0.1
+#: Share of the largest atom below which a difference is rounding.
+ROUNDING = 1e-12
 #: Levels of the quantiles that are compared.
 COMPARED_LEVELS = (0.1, 0.5, 0.9)
 
@@ -50,8 +52,9 @@ class RecoverySettings:
         λ₂ on ‖w − w₀‖². "auto" takes 3·10⁻⁴ of the largest eigenvalue of K_Z, a share so that it means the
         same for any number of atoms and any kernel: on the simulation study errors are flat from a tenth to
         three times this.
-    bandwidth : "auto", float or (d,) array
+    bandwidth : "auto", float, (d,) array or dict
         Standard deviation of the Gaussian smoothing of each coordinate, of which projected ones have none.
+        A dict has it, as a number or "auto", for the coordinates that are to be smoothed, and no other is.
         It is part of the matching, so that it does not widen the law. See :func:`auto_bandwidth`.
     projected : dict
         Support on which each of some coordinates is projected.
@@ -67,7 +70,7 @@ class RecoverySettings:
     """
 
     ridge: float | Literal["auto"] = "auto"
-    bandwidth: npt.ArrayLike | Literal["auto"] = "auto"
+    bandwidth: npt.ArrayLike | Mapping[int, float | Literal["auto"]] | Literal["auto"] = "auto"
     projected: Mapping[int, npt.ArrayLike] | None = None
     divergence: float = 0.0
     dictionary_ridge: float | Literal["auto"] | None = "auto"
@@ -121,7 +124,7 @@ def auto_bandwidth(atoms: npt.ArrayLike) -> Array:
     return np.asarray(0.5 * np.median(distance) * spread)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Recovered(Mixture):
     """Laws recovered from embeddings, with what to judge them by; summaries are those of :class:`Mixture`.
 
@@ -155,6 +158,14 @@ class Recovered(Mixture):
     kernel: Matern
     settings: RecoverySettings
 
+    def __repr__(self) -> str:
+        """How many laws of what, and how far they are from what they stand for."""
+        (n, m), d = self.weights.shape, self.atoms.shape[1]
+        return (
+            f"{type(self).__name__}: {n} laws of {d} coordinates on {m} atoms; relative residual up to "
+            f"{self.relative_residual.max(initial=0.0):.3f}, gap up to {self.gap.max(initial=0.0):.1e}"
+        )
+
     def under(self, **settings: Any) -> Recovered:
         """The laws under other settings: ``recovered.under(ridge=1e-2, bandwidth=0.3)``."""
         return recover_law(self.coefficients, self.grid, self.kernel, replace(self.settings, **settings))
@@ -168,7 +179,7 @@ class Recovered(Mixture):
         ridge = float(self.settings.ridge)
         return self.under(ridge=10 * ridge if ridge > 0 else "auto", bandwidth=0.5 * self.bandwidth)
 
-    def differs(self, summary: Callable[[Mixture], Array], tolerance: float) -> Array:
+    def differs(self, summary: Callable[[Mixture], Array], tolerance: npt.ArrayLike) -> Array:
         """Where a summary differs by more than ``tolerance`` under :attr:`sensitivity`.
 
         ``recovered.differs(lambda law: law.cvar(0.1, 0), tolerance=0.05)``
@@ -183,14 +194,15 @@ class Recovered(Mixture):
         10, 50 or 90 % quantile of a coordinate moves by more than a tenth of its standard deviation
         under :attr:`sensitivity`.
         """
-        spread = np.sqrt(np.diagonal(self.covariance(), axis1=1, axis2=2))[:, :, None]
+        spread = np.sqrt(np.diagonal(self.covariance(), axis1=1, axis2=2))
+        # A law of one value has no spread; its mean still moves by rounding.
+        tolerance = LARGE_DIFFERENCE * spread + ROUNDING * np.abs(self.atoms).max(axis=0)
 
         def location(law: Mixture) -> Array:
             columns = [law.quantile(COMPARED_LEVELS, c) for c in range(law.atoms.shape[1])]
-            return np.concatenate([law.mean()[:, :, None], np.stack(columns, axis=1)], axis=2) / spread
+            return np.concatenate([law.mean()[:, :, None], np.stack(columns, axis=1)], axis=2)
 
-        with np.errstate(divide="ignore", invalid="ignore"):
-            moved = self.differs(location, LARGE_DIFFERENCE)
+        moved = self.differs(location, tolerance[:, :, None])
         return {
             "not_converged": ~self.converged,
             "residual": self.relative_residual > LARGE_RESIDUAL,
@@ -304,16 +316,32 @@ def _supports(projected: Mapping[int, npt.ArrayLike], dim: int) -> dict[int, Arr
 def _bandwidths(given: Any, atoms: Array, supports: Mapping[int, Array]) -> Array:
     """The bandwidth of each coordinate, zero for projected ones."""
     dim = atoms.shape[1]
+    refusal = f"recover: bandwidth must be 'auto', a number ≥ 0 or {dim} of them, or a dict, got {given!r}"
     is_auto = isinstance(given, str) and given == "auto"
-    if is_auto:
-        values = auto_bandwidth(atoms)
-    else:
-        values = np.asarray(np.nan if isinstance(given, str) or given is None else given, dtype=np.float64)
+    asked = _automatic(atoms, supports) if is_auto else given
+    if isinstance(given, Mapping):
+        if not set(given) <= set(range(dim)):
+            raise ValueError(f"recover: bandwidth is of coordinates {list(given)}, there are 0 to {dim - 1}")
+        automatic = _automatic(atoms, supports) if "auto" in given.values() else np.zeros(dim)
+        asked = [automatic[c] if given.get(c) == "auto" else given.get(c, 0.0) for c in range(dim)]
+    try:
+        values = np.asarray(asked, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(refusal) from error
     if values.shape not in ((), (dim,)) or not (np.isfinite(values).all() and (values >= 0).all()):
-        raise ValueError(f"recover: bandwidth must be 'auto', a number ≥ 0 or {dim} of them, got {given!r}")
+        raise ValueError(refusal)
     result = np.broadcast_to(values, (dim,)).copy()
     projected = list(supports)
     if values.ndim == 1 and not is_auto and result[projected].any():
         raise ValueError(f"recover: bandwidth of projected coordinates {projected} must be 0, got {given!r}")
     result[projected] = 0.0
     return result
+
+
+def _automatic(atoms: Array, supports: Mapping[int, Array]) -> Array:
+    """:func:`auto_bandwidth` of the coordinates that vary; one that does not may be projected."""
+    kept = [c for c in range(atoms.shape[1]) if c not in supports or np.ptp(atoms[:, c]) > 0]
+    bandwidth = np.zeros(atoms.shape[1])
+    if kept:
+        bandwidth[kept] = auto_bandwidth(atoms[:, kept])
+    return bandwidth

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from kedrl_dask.gate import model_findings
 from kedrl_dask.kernels import Matern
 from kedrl_dask.model import KEDRL
+from kedrl_dask.persist import finite
 from kedrl_dask.solvers import AdamW, Result, by_name
 
 __all__ = ["did_its_work", "errors_summary", "render", "summary"]
@@ -42,7 +42,7 @@ def summary(model: KEDRL) -> dict[str, Any]:
 
     Numbers that are not finite become None, which is what JSON has for them.
     """
-    return _finite(_facts(model))
+    return finite(_facts(model))
 
 
 def _facts(model: KEDRL) -> dict[str, Any]:
@@ -64,15 +64,7 @@ def _facts(model: KEDRL) -> dict[str, Any]:
 def errors_summary(errors: Mapping[str, Array]) -> dict[str, Any]:
     """Errors by point and their means over the points, as JSON can hold them."""
     by_point = {name: np.asarray(values).tolist() for name, values in errors.items()}
-    return _finite({"mean": {name: float(np.mean(v)) for name, v in by_point.items()}, "by_point": by_point})
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    return finite({"mean": {name: float(np.mean(v)) for name, v in by_point.items()}, "by_point": by_point})
 
 
 def render(

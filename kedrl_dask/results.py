@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,57 +10,37 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 import xarray as xr
 
 from kedrl_dask import persist
-from kedrl_dask._version import __version__
+from kedrl_dask.diagnostics import versions
 from kedrl_dask.gate import Finding
-from kedrl_dask.mixtures import Mixture
 from kedrl_dask.recovery import Recovered
 from kedrl_dask.store import remove
+from kedrl_dask.summaries import CURVES, LEVELS, SUMMARIES, TAIL, Summaries, summarise, thresholds
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
 
-__all__ = [
-    "LEVELS",
-    "SUMMARIES",
-    "TAIL",
-    "law_dataset",
-    "provenance",
-    "summarise",
-    "text",
-    "verdict",
-    "write_zarr",
-]
+__all__ = ["law_dataset", "provenance", "read_zarr", "text", "verdict", "write_zarr"]
 
 Array = npt.NDArray[Any]
 
-#: Levels of the quantiles, and the share of the tail mean, unless others are asked for.
-LEVELS, TAIL = (0.05, 0.25, 0.5, 0.75, 0.95), 0.1
-#: Summaries of a law by coordinate: their meaning, and whether they have a level each.
-SUMMARIES = {
-    "mean": "mean of the recovered law",
-    "sd": "its standard deviation, smoothing included",
-    "quantile": "its quantiles",
-    "cvar": "mean of its lowest share, the attribute tail",
-}
 CAUTION = (
     "A recovered law is a regularised proxy for one of many laws whose embeddings are near the fitted one. "
     "Summaries hold under its specification; coefficients are signed and no probabilities."
 )
-
-
-def summarise(law: Mixture, levels: Sequence[float] = LEVELS, tail: float = TAIL) -> dict[str, Array]:
-    """The summaries of n laws: (n, d) each, and (n, d, level) for the quantiles."""
-    coordinates = range(law.atoms.shape[1])
-    return {
-        "mean": law.mean(),
-        "sd": np.sqrt(np.diagonal(law.covariance(), axis1=1, axis2=2)),
-        "quantile": np.stack([law.quantile(levels, c) for c in coordinates], axis=1),
-        "cvar": np.stack([law.cvar(tail, c) for c in coordinates], axis=1),
-    }
+#: What the variables beside summaries and curves are.
+MEANINGS = {
+    **{f"{name}_second": f"{name} with ten times the ridge and half the bandwidth" for name in SUMMARIES},
+    "covariance": "covariance of the recovered law, smoothing included",
+    "weight": "probability of each atom",
+    "coefficient_mass": "sum of the signed coefficients; 1 is right",
+    "relative_residual": "distance of the law from the embedding, relative to its norm",
+    "gap": "how far the matching is above its minimum, at most",
+    "bandwidth": "standard deviation of the Gaussian smoothing of each coordinate",
+    "thresholds": "where the curves are taken; the last is repeated where there are fewer",
+}
 
 
 def law_dataset(
@@ -69,7 +48,8 @@ def law_dataset(
 ) -> xr.Dataset:
     """Recovered laws of policies on one grid, with summaries and what to judge them by.
 
-    Dimensions are ``policy``, ``input``, ``atom``, ``coordinate`` and ``level``.
+    Dimensions are ``policy``, ``input``, ``atom``, ``coordinate`` and ``level``; ``threshold`` for curves,
+    and ``coordinate_2`` for covariances.
 
     Parameters
     ----------
@@ -87,10 +67,13 @@ def law_dataset(
                 f"the law of {name!r} has other atoms or inputs than that of {next(iter(laws))!r}; "
                 "fit with the same settings and recover at as many inputs"
             )
-    lead = ("policy", "input")
+    summaries = Summaries(tuple(levels), tail, thresholds(first))
     by_law: dict[str, list[Any]] = {}
     for law in laws.values():
-        values = summarise(law, levels, tail) | {
+        second = summarise(law.sensitivity, levels, tail)
+        values = summaries(law) | {
+            **{f"{name}_second": value for name, value in second.items()},
+            "covariance": law.covariance(),
             "weight": law.weights,
             "coefficient_mass": law.coefficients.sum(axis=1),
             "relative_residual": law.relative_residual,
@@ -99,10 +82,14 @@ def law_dataset(
         }
         for name, value in values.items():
             by_law.setdefault(name, []).append(value)
-    further = {"weight": ("atom",), "quantile": ("coordinate", "level")}
-    further |= dict.fromkeys(("mean", "sd", "cvar"), ("coordinate",))
+    dims = {name: summaries.dims(name) for name in (*SUMMARIES, *CURVES)}
+    dims |= {f"{name}_second": dims[name] for name in SUMMARIES}
+    dims |= {"weight": ("input", "atom"), "covariance": ("input", "coordinate", "coordinate_2")}
     dataset = xr.Dataset(
-        {name: ((*lead, *further.get(name, ())), np.stack(values)) for name, values in by_law.items()},
+        {
+            name: (("policy", *dims.get(name, ("input",))), np.stack(values))
+            for name, values in by_law.items()
+        },
         coords={
             "policy": text(laws),
             "input": np.arange(len(first.weights)),
@@ -113,14 +100,8 @@ def law_dataset(
     )
     dataset["atoms"] = (("atom", "coordinate"), first.atoms)
     dataset["bandwidth"] = (("coordinate",), first.bandwidth)
-    meanings = SUMMARIES | {
-        "weight": "probability of each atom",
-        "coefficient_mass": "sum of the signed coefficients; 1 is right",
-        "relative_residual": "distance of the law from the embedding, relative to its norm",
-        "gap": "how far the matching is above its minimum, at most",
-        "bandwidth": "standard deviation of the Gaussian smoothing of each coordinate",
-    }
-    for name, meaning in meanings.items():
+    dataset["thresholds"] = (("coordinate", "threshold"), summaries.thresholds)
+    for name, meaning in (SUMMARIES | CURVES | MEANINGS).items():
         dataset[name].attrs["meaning"] = meaning
     return dataset
 
@@ -137,18 +118,18 @@ def _recovery(law: Recovered) -> dict[str, Any]:
     return values | {"projected": supports}
 
 
-def provenance(model: KEDRL) -> dict[str, Any]:
-    """Where results come from, as attributes: versions, seed, fingerprint of the data, settings."""
-    versions = {
-        "kedrl_dask": __version__,
-        "python": platform.python_version(),
-        **{library.__name__: library.__version__ for library in (np, scipy, xr)},
-    }
+def provenance(models: Mapping[str, KEDRL]) -> dict[str, Any]:
+    """Where results come from, as attributes: versions, seed, data, settings, policies and diagnostics."""
+    first = next(iter(models.values()))
     return {
-        "versions": json.dumps(versions),
-        "seed": model.random_state,
-        "fingerprint": model.diagnostics_["data"],
-        "settings": json.dumps(persist.parameters(model)),
+        "versions": json.dumps(versions()),
+        "seed": first.random_state,
+        "fingerprint": first.diagnostics_["data"],
+        "settings": json.dumps(persist.parameters(first)),
+        "policies": json.dumps({name: model.diagnostics_["policy"] for name, model in models.items()}),
+        "diagnostics": json.dumps(
+            {name: persist.finite(model.diagnostics_) for name, model in models.items()}, allow_nan=False
+        ),
     }
 
 
@@ -160,10 +141,15 @@ def verdict(findings: Sequence[Finding], accepted: Sequence[str]) -> dict[str, s
     }
 
 
+def read_zarr(path: str | Path) -> xr.Dataset:
+    """The dataset that :func:`write_zarr` wrote, in memory."""
+    return xr.open_zarr(path, consolidated=False).load()
+
+
 def write_zarr(dataset: xr.Dataset, path: str | Path) -> None:
     """Write a dataset to a new Zarr store, which appears when it is complete.
 
-    Read it with ``xarray.open_zarr(path, consolidated=False)``.
+    Read it with :func:`read_zarr`, or ``xarray.open_zarr(path, consolidated=False)``.
     """
     path = Path(path)
     if path.exists():

@@ -29,6 +29,7 @@ __all__ = [
     "ArrayStore",
     "DamageError",
     "StoreError",
+    "attributes_at",
     "check_vacant",
     "digest",
     "part_name",
@@ -84,6 +85,14 @@ def digest(array: Array) -> bytes:
 def _dims(array: zarr.Array[Any]) -> tuple[str | None, ...]:
     """Names of an array's dimensions; none at all if another program left them out."""
     return tuple(getattr(array.metadata, "dimension_names", None) or ())
+
+
+def attributes_at(path: PathLike) -> dict[str, Any] | None:
+    """Attributes of the Zarr v3 group at a path, whatever it holds; None if there is none."""
+    try:
+        return dict(zarr.open_group(path, mode="r", zarr_format=3).attrs)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def check_vacant(path: PathLike) -> Path:

@@ -148,6 +148,39 @@ def test_recovery__not_converged(model, monkeypatch):
     assert not law.converged.any()
 
 
+def test_recover__of_the_model_is_refused_like_its_embedding(model):
+    changes, _, _ = BAD["coverage"]
+    assert model.recover(STATE, ACTION).accepted == ()
+    model.diagnostics_.update(changes)
+    with pytest.raises(Refused, match="coverage"):
+        model.recover(STATE, ACTION)
+    law = model.recover(STATE, ACTION, accept=("coverage",), ridge=1.0, bandwidth=1.5)
+    assert law.accepted == ("coverage",)
+    assert {"coverage", "residual"} <= {finding.code for finding in law.findings}
+    text = repr(law)
+    assert "3 laws of 2 coordinates on 40 atoms" in text
+    assert "coverage: the return grid covers" in text
+    assert "accepted: coverage" in text
+    np.testing.assert_array_equal(
+        model.recover(STATE, POLICY, accept=("coverage",)).coefficients,
+        model.embedding(STATE, POLICY, accept=("coverage",)).coefficients,
+    )
+
+
+def test_bootstrap__refuses_the_fit_and_no_replicate(model, store):
+    replicates = model.bootstrap(
+        store, POLICY, n_replicates=3, executor=ThreadExecutor(1), progress="none"
+    )  # fmt: skip
+    replicates.coefficients[1] *= 2
+    drawn = replicates.apply(lambda fit: fit.recover(STATE, ACTION).mean())
+    assert drawn.values.shape == (3, 3, 2)
+    model.diagnostics_.update(BAD["coverage"][0])
+    calls = []
+    with pytest.raises(Refused, match="coverage"):
+        replicates.apply(lambda fit: calls.append(fit) or fit.recover(STATE, ACTION).mean())
+    assert calls == [model]
+
+
 def test_recovered_law__flags_are_warnings(model):
     law = model.embedding(STATE, ACTION).recover(bandwidth=1.5, ridge=10.0)
     assert law.flags["residual"].all()
@@ -242,7 +275,8 @@ def test_dataset__of_one_law_reads_back_from_zarr(model, tmp_path):
     results.write_zarr(dataset, tmp_path / "law.zarr")
     stored = xarray.open_zarr(tmp_path / "law.zarr", consolidated=False).load()
     xarray.testing.assert_identical(stored, dataset)
-    assert dict(stored.sizes) == {"policy": 1, "input": 3, "coordinate": 2, "level": 2, "atom": 40}
+    sizes = {"policy": 1, "input": 3, "coordinate": 2, "level": 2, "atom": 40, "coordinate_2": 2}
+    assert dict(stored.sizes) == sizes | {"threshold": stored["thresholds"].shape[1]}
     mine = stored.sel(policy="mine")
     np.testing.assert_array_equal(mine["weight"], law.weights)
     np.testing.assert_array_equal(mine["quantile"].sel(coordinate=1, level=0.9), law.quantile(0.9, 1))

@@ -102,8 +102,10 @@ def test_main__bad_usage(arguments, message, capsys):
 
 def test_run__files(finished):
     outcome, output = finished
-    assert {entry.name for entry in output.iterdir()} == {"summary.json", "data", "model", "plots"}
-    figures = {"convergence", "embedding_curves", "embedding_surface", "grid_coverage"}
+    assert {entry.name for entry in output.iterdir()} == {
+        "summary.json", "data", "model", "plots", "report.html",
+    }  # fmt: skip
+    figures = {"convergence", "embedding_contours", "embedding_curves", "embedding_surface", "grid_coverage"}
     figures |= {"coefficient_mass", "tuning"}
     assert {entry.stem for entry in (output / "plots").iterdir()} == figures
     assert all(entry.read_bytes().startswith(b"\x89PNG") for entry in (output / "plots").iterdir())

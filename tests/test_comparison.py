@@ -9,10 +9,11 @@ import pytest
 import xarray
 
 from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, compare, policies
-from kedrl_dask.contrasts import dominance, thresholds
-from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.contrasts import dominance
+from kedrl_dask.execute import ThreadExecutor, local_cluster
 from kedrl_dask.mixtures import Mixture
 from kedrl_dask.overlap import action_overlap
+from kedrl_dask.summaries import thresholds
 from tests.conftest import make_episodes
 from tests.test_answers import ACTION, OTHER, POLICY, SETTINGS, STATE
 
@@ -21,10 +22,8 @@ POLICIES = {"rev": POLICY, "clk": OTHER}
 
 
 def run(store, given=POLICIES, at=(STATE, ACTION), n_replicates=0, settings=SETTINGS, **options):
-    return compare(
-        store, given, at, KEDRL(0.6, **settings), n_replicates=n_replicates, executor=ThreadExecutor(1),
-        progress="none", **options,
-    )  # fmt: skip
+    options = {"executor": ThreadExecutor(1), "progress": "none"} | options
+    return compare(store, given, at, KEDRL(0.6, **settings), n_replicates=n_replicates, **options)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +212,8 @@ def test_dataset__reads_back_from_zarr(comparison, store, tmp_path):
     stored = xarray.open_zarr(tmp_path / "results.zarr", consolidated=False).load()
     xarray.testing.assert_identical(stored, comparison.dataset)
     sizes = {"policy": 2, "input": 3, "coordinate": 2, "level": 5, "atom": 40, "pair": 1, "action": 1}
-    assert dict(stored.sizes) == sizes | {"state": 2}
+    sizes |= {"state": 2, "coordinate_2": 2, "threshold": stored["thresholds"].shape[1]}
+    assert dict(stored.sizes) == sizes
     assert stored.attrs["fingerprint"] == store.fingerprint
     assert stored.attrs["seed"] == 0
     assert stored.attrs["n_replicates"] == REPLICATES
@@ -224,6 +224,91 @@ def test_dataset__reads_back_from_zarr(comparison, store, tmp_path):
     law = comparison.laws["clk"]
     np.testing.assert_array_equal(stored["weight"].sel(policy="clk"), law.weights)
     np.testing.assert_array_equal(stored["atoms"], law.atoms)
+
+
+def test_dataset__tells_where_it_comes_from(comparison, store):
+    attributes = comparison.dataset.attrs
+    facts = json.loads(attributes["diagnostics"])
+    assert list(facts) == ["rev", "clk"]
+    assert facts["clk"]["sizes"]["transitions"] == store.n_transitions
+    assert facts["clk"]["seconds"].keys() >= {"streaming pass", "solver"}
+    reward = store.transitions().reward
+    np.testing.assert_allclose(facts["rev"]["columns"]["reward"]["mean"], reward.mean(axis=0))
+    np.testing.assert_allclose(facts["rev"]["columns"]["reward"]["max"], reward.max(axis=0))
+    assert json.loads(attributes["seconds"]).keys() == {"recovery", "summaries and differences"}
+    assert json.loads(attributes["versions"]).keys() >= {"kedrl_dask", "numpy", "zarr"}
+
+
+def test_second_specification__stands_beside_the_first(comparison):
+    law = comparison.laws["clk"].sensitivity
+    at = {"policy": "clk", "input": 1, "coordinate": 0}
+    table = comparison.table
+    assert value(table, "second", summary="mean", **at) == law.mean()[1, 0]
+    assert value(table, "second", summary="cvar", **at) == law.cvar(0.1, 0)[1]
+    assert value(table, "second", summary="quantile", level=0.75, **at) == law.quantile(0.75, 0)[1]
+    flags = comparison.laws["clk"].flags
+    assert value(table, "sensitive", summary="mean", **at) == flags["sensitive"][1]
+    assert value(table, "residual", summary="mean", **at) == flags["residual"][1]
+
+
+def test_curves__have_the_intervals_of_replicates(comparison, fits):
+    """Those of the distribution function and of the density, within what they can be."""
+    model, bootstrap = fits["rev"]
+    dataset = comparison.dataset.sel(policy="rev", coordinate=1)
+    t = dataset["thresholds"].values
+    for name in ("cdf", "density"):
+        draws = bootstrap.apply(lambda fit, name=name: getattr(fit.recover(STATE, ACTION), name)(t, 1))
+        np.testing.assert_allclose(
+            dataset[name], getattr(model.recover(STATE, ACTION), name)(t, 1), atol=1e-6
+        )
+        low, high = (np.clip(end, 0, 1 if name == "cdf" else None) for end in draws.interval(0.9))
+        np.testing.assert_allclose(dataset[f"{name}_low"], low, atol=1e-6)
+        np.testing.assert_allclose(dataset[f"{name}_high"], high, atol=1e-6)
+    other = comparison.dataset.sel(policy="clk", coordinate=1)["cdf"] - dataset["cdf"]
+    found = comparison.dataset["cdf_difference"].sel(coordinate=1).isel(pair=0)
+    np.testing.assert_allclose(found, other, atol=1e-12)
+
+
+def test_curves__of_a_projected_coordinate_are_its_masses(store):
+    found = run(store, {"only": POLICY}, recovery={"projected": {1: [-2, 0, 1, 40]}})
+    mass = found.laws["only"].pmf(1)
+    part = found.dataset.sel(policy="only", coordinate=1)
+    support, first = np.unique(part["thresholds"], return_index=True)
+    np.testing.assert_array_equal(support, mass.support)
+    np.testing.assert_allclose(part["density"].values[:, first], mass.probability)
+
+
+def test_distance__is_that_of_the_embeddings(comparison, fits):
+    embeddings = [model.embedding(STATE, ACTION) for model, _ in fits.values()]
+    np.testing.assert_allclose(comparison.distance["mmd"], embeddings[0].mmd(embeddings[1]), rtol=1e-6)
+    assert list(comparison.distance["minuend"]) == ["clk"] * 3
+
+
+def test_average__is_the_law_from_the_initial_states(store):
+    found = run(store, at=(STATE, None), average=True, n_replicates=2)
+    law = found.models["clk"].embedding(STATE, OTHER).average().recover()
+    assert found.dataset.sizes["input"] == 1
+    np.testing.assert_allclose(found.laws["clk"].weights, law.weights, atol=1e-9)
+    np.testing.assert_array_equal(found.dataset["input_state"], STATE)
+    assert found.dataset["input_state"].dims == ("averaged", "state")
+    assert len(found.differences) == 2 * (1 + 1 + 5 + 1)
+
+
+def test_replicates__a_few_inputs_at_a_time_give_the_same(comparison, store, place, monkeypatch):
+    """Memory does not grow with the number of inputs."""
+    monkeypatch.setattr("kedrl_dask.comparison.DRAWN_ELEMENTS", 1)
+    monkeypatch.setattr("kedrl_dask.comparison.TASK_LAWS", 2)
+    found = run(store, n_replicates=REPLICATES, cache=place / "cache").dataset
+    xarray.testing.assert_allclose(found, comparison.dataset, rtol=1e-6, atol=1e-8)
+    assert list(found["pair"]) == ["clk − rev"]
+
+
+def test_cluster__gives_the_same_as_threads(comparison, store, place):
+    """Sums are those of the other comparison; fits, replicates and recoveries run on the workers."""
+    options = {"given": {"clk": OTHER}, "n_replicates": 2, "cache": place / "cache"}
+    with local_cluster(2) as executor:
+        found = run(store, executor=executor, **options)
+    xarray.testing.assert_allclose(found.dataset, run(store, **options).dataset, rtol=1e-6, atol=1e-7)
 
 
 def test_laws_of_states__and_actions_of_their_own(store):

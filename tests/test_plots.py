@@ -7,12 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import xarray
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from kedrl_dask import KEDRL, Matern, plots, report, theory
+from kedrl_dask import KEDRL, Matern, plots, report, results, theory
+from kedrl_dask.bootstrap import Draws
+from kedrl_dask.contrasts import contrasts, intervals
 from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.gate import CODES
+from kedrl_dask.recovery import RecoverySettings, recover_law
 from kedrl_dask.solvers import AdamW
+from kedrl_dask.summaries import Summaries, thresholds
 from tests import dense
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
@@ -92,20 +98,20 @@ def test_embedding_curves__shapes_differ():
 
 
 @pytest.mark.parametrize("coordinates", [(0, 1), (2, 0)])
-def test_embedding_surface__atoms_and_truth(model, coordinates, tmp_path):
+def test_embedding_contours__atoms_and_truth(model, coordinates, tmp_path):
     law = truth.return_law(STATE[:1], ACTION[:1], PAIR.target)
-    figure = plots.embedding_surface(model, STATE[0], ACTION[0], coordinates, law=law)
+    figure = plots.embedding_contours(model, STATE[0], ACTION[0], coordinates, law=law)
     (axes,) = check_labels(figure, tmp_path)
     np.testing.assert_array_equal(axes.lines[0].get_xydata(), model.grid_[:, coordinates])
     assert axes.get_xlabel() == f"return {coordinates[0] + 1}"
     (held,) = {0, 1, 2} - set(coordinates)
     assert f"return {held + 1} = {law.mean[0, held]:.2f}" in axes.get_title()
     assert len(axes.collections) == 2
-    assert len(plots.embedding_surface(model, STATE[0], ACTION[0]).axes[0].collections) == 1
+    assert len(plots.embedding_contours(model, STATE[0], ACTION[0]).axes[0].collections) == 1
 
 
-def test_embedding_surface__values_are_those_of_embed(model):
-    figure = plots.embedding_surface(model, STATE[1], ACTION[1])
+def test_embedding_contours__values_are_those_of_embed(model):
+    figure = plots.embedding_contours(model, STATE[1], ACTION[1])
     low, high = figure.axes[0].collections[0].get_clim()
     weights = model.weights(STATE[1:2], ACTION[1:2])[0]
     center = weights @ model.grid_ / weights.sum()
@@ -114,9 +120,137 @@ def test_embedding_surface__values_are_those_of_embed(model):
 
 
 @pytest.mark.parametrize("coordinates", [(0, 0), (0, 3), (-1, 0)])
-def test_embedding_surface__bad_coordinates(model, coordinates):
+def test_embedding_contours__bad_coordinates(model, coordinates):
     with pytest.raises(ValueError, match="not two different ones below 3"):
-        plots.embedding_surface(model, STATE[0], ACTION[0], coordinates)
+        plots.embedding_contours(model, STATE[0], ACTION[0], coordinates)
+
+
+def test_embedding_surface__is_the_embedding_over_the_mesh(model, tmp_path):
+    law = truth.return_law(STATE[:1], ACTION[:1], PAIR.target)
+    figure = plots.embedding_surface(model, STATE[0], ACTION[0], (0, 2), law=law)
+    check_labels(figure, tmp_path)
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_zlabel()) == ("return 1", "return 3", "embedding")
+    assert len(axes.collections) == 2
+    low, high = axes.get_zlim()
+    (peak,) = model.embed(STATE[:1], ACTION[:1], at=law.mean).ravel()
+    assert low <= peak <= high
+    assert f"return 2 = {law.mean[0, 1]:.2f}" in figure.get_suptitle()
+    assert len(plots.embedding_surface(model, STATE[0], ACTION[0]).axes[0].collections) == 1
+    with pytest.raises(ValueError, match="embedding_surface: coordinates"):
+        plots.embedding_surface(model, STATE[0], ACTION[0], (1, 1))
+
+
+def laws_of_two(d=2, projected=None):
+    """Results of two made-up policies at three inputs, with intervals."""
+    rng = np.random.default_rng(0)
+    grid, kernel = rng.standard_normal((25, d)), Matern(5.5, 1.5)
+    laws = {
+        name: recover_law(
+            rng.dirichlet(np.ones(25), size=3), grid, kernel, RecoverySettings(projected=projected)
+        )
+        for name in ("rev", "clk")
+    }
+    summaries = Summaries((0.1, 0.5, 0.9), 0.2, thresholds(laws["rev"]))
+    counts = rng.integers(0, 3, (6, 5))
+    packed = {name: summaries.pack(law) for name, law in laws.items()}
+    draws = {
+        name: Draws(value, value + 0.05 * rng.standard_normal((6, *value.shape)), counts)
+        for name, value in packed.items()
+    }
+    parts = [intervals(summaries, list(draws.values()), 0.8), contrasts(summaries, packed, draws, 0.8)]
+    dataset = xarray.merge([results.law_dataset(laws, (0.1, 0.5, 0.9), 0.2), *parts])
+    return dataset.assign_attrs(interval=0.8, tail=0.2)
+
+
+def test_marginals__densities_with_bands(tmp_path):
+    dataset = laws_of_two()
+    panels = check_labels(plots.marginals(dataset, 2), tmp_path)
+    assert [axes.get_xlabel() for axes in panels] == ["return 1", "return 2"]
+    for c, axes in enumerate(panels):
+        for i, line in enumerate(axes.lines):
+            own = dataset.isel(policy=i, input=2, coordinate=c)
+            np.testing.assert_array_equal(line.get_ydata(), own["density"])
+            vertices = axes.collections[i].get_paths()[0].vertices[:, 1]
+            assert vertices.max() == own["density_high"].max()
+        assert len(axes.lines) == len(axes.collections) == 2
+    without = dataset.drop_vars([name for name in dataset if name.endswith(("_low", "_high"))])
+    assert not plots.marginals(without).axes[0].collections
+
+
+def test_marginals__masses_of_a_projected_coordinate(tmp_path):
+    dataset = laws_of_two(projected={1: [-1, 0, 3]})
+    smooth, masses = check_labels(plots.marginals(dataset), tmp_path)
+    assert (smooth.get_ylabel(), masses.get_ylabel()) == ("density", "probability")
+    heights = [bar.get_height() for bar in masses.patches]
+    _, first = np.unique(dataset["thresholds"][1], return_index=True)
+    expected = dataset["density"].isel(input=0, coordinate=1).to_numpy()[:, first]
+    np.testing.assert_allclose(heights, expected.ravel())
+    np.testing.assert_allclose(np.sum(expected, axis=1), 1)
+
+
+def test_distribution_functions__lines_and_steps(tmp_path):
+    dataset = laws_of_two(projected={1: [-1, 0, 3]})
+    smooth, steps = check_labels(plots.distribution_functions(dataset, 1), tmp_path)
+    own = dataset.isel(policy=0, input=1)
+    np.testing.assert_array_equal(smooth.lines[0].get_ydata(), own["cdf"].isel(coordinate=0))
+    values = steps.lines[0].get_ydata()
+    assert (values[0], values[-1]) == pytest.approx((0, 1))
+    assert list(steps.lines[0].get_xdata()) == [-2, -1, 0, 3, 4]
+    low, high = steps.get_xlim()
+    assert low < -1 < 3 < high
+
+
+def test_policy_differences__values_and_intervals(tmp_path):
+    dataset = laws_of_two()
+    figure = plots.policy_differences(dataset, ("mean", "quantile"), inputs=[2, 0])
+    panels = check_labels(figure, tmp_path)
+    assert figure.get_suptitle() == "clk less rev, with 80% intervals"
+    for c, axes in enumerate(panels):
+        mean, median, zero = axes.lines
+        own = dataset.isel(pair=0, coordinate=c, input=[2, 0])
+        np.testing.assert_array_equal(mean.get_xdata(), own["mean_difference"])
+        np.testing.assert_array_equal(median.get_xdata(), own["quantile_difference"].sel(level=0.5))
+        assert list(zero.get_xdata()) == [0, 0]
+        ends = np.array([segment[:, 0] for segment in axes.collections[0].get_segments()])
+        np.testing.assert_array_equal(ends[:, 0], own["mean_difference_low"])
+        np.testing.assert_array_equal(ends[:, 1], own["mean_difference_high"])
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["2", "0"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda found: plots.marginals(found, 3), "marginals: input 3 is not one of 0 to 2"),
+        (lambda found: plots.policy_differences(found, ("median",)), "summaries are"),
+        (lambda found: plots.policy_differences(found, pair=1), "pair 1 is not one of 0 to 0"),
+        (lambda found: plots.policy_differences(found.drop_dims("pair")), "compare at least two"),
+    ],
+)
+def test_compared__refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(laws_of_two())
+
+
+def test_density_ratio__ratios_and_effective_sample_size(store, tmp_path):
+    kernel = PAIR.settings.kernel
+    given = {"input_kernel": kernel, "return_kernel": kernel, "ridge_gamma": 1e-3}
+    ratio = KEDRL(0.7, continuation="ratio", **given, **SIZES).fit(store, PAIR.target, progress="none")
+    figure = plots.density_ratio(ratio, store)
+    left, right = check_labels(figure, tmp_path)
+    assert sum(bar.get_height() for bar in left.patches) == store.n_transitions
+    data = store.transitions()
+    values = ratio.ratio_(np.hstack([data.next_state, data.next_action]))
+    curve = right.lines[0].get_ydata()
+    assert curve[0] == pytest.approx(values.max() / values.sum())
+    ess = values.sum() ** 2 / (values**2).sum() / len(values)
+    assert right.lines[2].get_xdata()[0] == pytest.approx(ess, rel=1e-4)
+    assert f"{ess:.1%}" in figure.get_suptitle()
+
+
+def test_density_ratio__without_one(model, store):
+    with pytest.raises(ValueError, match="continuation='sampled', which has no ratio"):
+        plots.density_ratio(model, store)
 
 
 def test_grid_coverage__each_pair(model, tmp_path):
@@ -208,7 +342,7 @@ def test_render__ratio_rows(model, tmp_path):
 
 
 def test_recovered_marginals__draws_the_law_and_the_truth(model, tmp_path):
-    recovered = model.recover(STATE, ACTION)
+    recovered = model.recover(STATE, ACTION, accept=tuple(CODES))
     returns = truth.return_law(STATE, ACTION, PAIR.target).sample(500, np.random.default_rng(0))[2]
     panels = check_labels(plots.recovered_marginals(recovered, 2, returns), tmp_path)
     assert len(panels) == 6
@@ -223,7 +357,7 @@ def test_recovered_marginals__draws_the_law_and_the_truth(model, tmp_path):
 
 
 def test_recovered_marginals__projected_coordinate_has_masses(model, tmp_path):
-    recovered = model.recover(STATE[:1], ACTION[:1], projected={1: [-1, 0, 1]})
+    recovered = model.recover(STATE[:1], ACTION[:1], tuple(CODES), projected={1: [-1, 0, 1]})
     panels = check_labels(plots.recovered_marginals(recovered), tmp_path)
     assert not panels[1].lines
     heights = {(x, y) for (x, _), (_, y) in panels[1].collections[-1].get_segments()}
@@ -232,7 +366,7 @@ def test_recovered_marginals__projected_coordinate_has_masses(model, tmp_path):
 
 
 def test_recovered_marginals__refused(model):
-    recovered = model.recover(STATE[:1], ACTION[:1])
+    recovered = model.recover(STATE[:1], ACTION[:1], tuple(CODES))
     with pytest.raises(ValueError, match=r"shape \(4, 2\), expected \(k, 3\)"):
         plots.recovered_marginals(recovered, returns=np.zeros((4, 2)))
     with pytest.raises(ValueError, match="point 1 is not one of 0 to 0"):

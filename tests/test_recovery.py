@@ -8,10 +8,12 @@ from scipy.optimize import minimize
 
 from kedrl_dask import KEDRL, Matern, TransitionStore
 from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.gate import CODES
 from kedrl_dask.mixtures import Mixture
 from kedrl_dask.recovery import RecoverySettings, auto_bandwidth, recover_law
 from kedrl_dask.simplex import SimplexProblem, minimise
 from tests import dense
+from tests.benchmarks import recovery as benchmark
 from tests.conftest import make_episodes
 from tests.test_against_dense import DISCOUNT, exact_settings, some_points
 
@@ -138,6 +140,37 @@ def test_adam__ends_above_the_certified_minimum():
     assert (adam.objective - found.objective <= adam.gap + 1e-9).all()
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ridge": 1e-2},
+        {"ridge": 0.0, "dictionary_ridge": None},
+        {"ridge": 1e-3, "reference": "uniform", "divergence": 1e-2},
+        {"ridge": 1e-2, "divergence": 1e-3, "projected": {1: [-1, 0, 1]}},
+    ],
+    ids=str,
+)
+def test_certified__objective_is_never_above_that_of_adam(given):
+    omega, grid = signed(n=12, m=15)
+    omega += np.geomspace(1e-3, 1, 12)[:, None] * np.random.default_rng(1).standard_normal(omega.shape)
+    found = recover_law(omega, grid, KERNEL, RecoverySettings(**given))
+    adam = recover_law(omega, grid, KERNEL, RecoverySettings(**given, solver="adam"))
+    assert (found.objective <= adam.objective + 1e-12).all()
+    assert (np.abs(found.weights.sum(axis=1) - 1) <= 1e-10).all()
+    assert (found.weights >= 0).all()
+
+
+def test_simulation__marginals_are_near_the_truth(tmp_path):
+    """What ``python -m tests.benchmarks.recovery`` prints, from fewer data and a smaller fit."""
+    sizes = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 100, "n_features": 64, "n_conditioning": 400}
+    model, _ = benchmark.fit(tmp_path, 2, 6_000, input_kernel=Matern(5.5, 4.5), **sizes)
+    law = model.recover(benchmark.STATE, benchmark.ACTION, accept=tuple(CODES))
+    true, deviation = benchmark.true_summaries(2)
+    off = benchmark.errors(benchmark.recovered_summaries(law), true, deviation)
+    for name, (mean, _) in off.items():
+        assert mean < 2 * benchmark.TOLERANCES[name][0]
+
+
 def test_minimise__gap_says_when_it_stops_early(monkeypatch):
     monkeypatch.setattr("kedrl_dask.simplex.MAX_ITERATIONS", 2)
     omega, grid = signed()
@@ -252,6 +285,43 @@ def test_projected__mass_function_and_mixed_joint():
     np.testing.assert_allclose(joint, found.density(t, 0))
 
 
+def test_projected__joint_mass_function():
+    omega, grid = signed(n=3, m=30)
+    found = recover_law(omega, grid, KERNEL, RecoverySettings(projected={0: [1, -1], 1: [0, 1, 2]}))
+    support, probability = found.pmf((0, 1))
+    np.testing.assert_array_equal(support, [(a, b) for a in (-1, 1) for b in (0, 1, 2)])
+    for point, mass in zip(support, probability.T, strict=True):
+        expected = found.weights[:, (found.atoms == point).all(axis=1)].sum(axis=1)
+        np.testing.assert_allclose(mass, expected, rtol=0, atol=1e-15)
+    both = probability.reshape(3, 2, 3)
+    np.testing.assert_allclose(both.sum(axis=1), found.pmf(1).probability)
+    np.testing.assert_allclose(both.sum(axis=2), found.pmf(0).probability)
+
+
+def test_bandwidth__of_chosen_coordinates():
+    omega, grid = signed(m=25)
+    chosen = recover_law(omega, grid, KERNEL, RecoverySettings(bandwidth={0: "auto"}))
+    np.testing.assert_allclose(chosen.bandwidth, [auto_bandwidth(grid)[0], 0], rtol=1e-12)
+    number = recover_law(omega, grid, KERNEL, RecoverySettings(bandwidth={1: 0.3}))
+    np.testing.assert_array_equal(number.bandwidth, [0, 0.3])
+    # One value of a projected coordinate says nothing about the spacing of the others.
+    flat = grid * [1, 0]
+    found = recover_law(omega, flat, KERNEL, RecoverySettings(projected={1: [0, 1]}))
+    assert found.bandwidth[0] == pytest.approx(auto_bandwidth(flat[:, :1])[0], rel=1e-12)
+
+
+def test_flags__a_coordinate_of_one_value_that_moves_is_sensitive():
+    """It has no standard deviation to measure in."""
+    _, grid = signed(m=20)
+    grid[:, 1] = grid[:, 1] > 0
+    law = (grid[:, 1] == 0) / (grid[:, 1] == 0).sum()
+    settings = RecoverySettings(ridge=1e-3, reference="uniform", projected={1: [0, 1]})
+    found = recover_law(law[None], grid, KERNEL, settings)
+    assert found.covariance()[0, 1, 1] == 0
+    assert found.differs(lambda law: law.mean()[:, 1], 1e-4).all()
+    assert found.flags["sensitive"].all()
+
+
 def test_flags__sensitivity_and_residual():
     omega, grid = signed(n=6, m=20)
     found = recover_law(omega, grid, KERNEL)
@@ -306,6 +376,9 @@ def test_auto_bandwidth__follows_each_coordinate():
         ({"bandwidth": [0.1, 0.2, 0.3]}, "bandwidth must be 'auto', a number ≥ 0 or 2"),
         ({"bandwidth": "wide"}, "bandwidth must be"),
         ({"bandwidth": [0.1, 0.2], "projected": {1: [0, 1]}}, r"projected coordinates \[1\] must be 0"),
+        ({"bandwidth": {2: 0.1}}, r"coordinates \[2\], there are 0 to 1"),
+        ({"bandwidth": {0: "wide"}}, "bandwidth must be"),
+        ({"bandwidth": {1: 0.2}, "projected": {1: [0, 1]}}, r"projected coordinates \[1\] must be 0"),
         ({"projected": {2: [0, 1]}}, "coordinate 2 is not one of 0 to 1"),
         ({"projected": {1: []}}, "support of coordinate 1"),
     ],
@@ -348,7 +421,9 @@ def test_model__recovers_and_bootstraps(tmp_path, policy, kernels):
     given = exact_settings(store, kernels) | {"n_blocks": 6, "conditioning": some_points()}
     model = KEDRL(DISCOUNT, **given).fit(store, policy, executor=ThreadExecutor(2), progress="none")
     inputs = np.zeros((3, 2)), np.linspace(-0.5, 0.5, 3)[:, None]
-    found = model.recover(*inputs, ridge=1e-3)
+    # Thirty transitions: the grid covers little, and coefficients are off.
+    accept = ("coverage", "mass")
+    found = model.recover(*inputs, accept, ridge=1e-3)
     assert found.settings.ridge == 1e-3
     np.testing.assert_array_equal(found.coefficients, model.weights(*inputs))
     found_again = recover_law(
@@ -356,9 +431,9 @@ def test_model__recovers_and_bootstraps(tmp_path, policy, kernels):
     )
     np.testing.assert_array_equal(found.weights, found_again.weights)
     replicates = model.bootstrap(store, policy, 4, executor=ThreadExecutor(2), progress="none")
-    drawn = replicates.apply(lambda fit: fit.recover(*inputs).mean())
+    drawn = replicates.apply(lambda fit: fit.recover(*inputs, accept).mean())
     assert drawn.values.shape == (4, 3, model.grid_.shape[1])
-    np.testing.assert_array_equal(drawn.estimate, model.recover(*inputs).mean())
+    np.testing.assert_array_equal(drawn.estimate, model.recover(*inputs, accept).mean())
     assert (drawn.standard_error > 0).all()
     with pytest.raises(TypeError, match="bandwith"):
-        model.recover(*inputs, bandwith=0.1)
+        model.recover(*inputs, accept, bandwith=0.1)

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from kedrl_dask._version import __version__
-from kedrl_dask.cli import demo, fit, plan, simulate, study
+from kedrl_dask.cli import demo, fit, plan, report, simulate, study
 from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, STOPPED, TERMINATED, log_lines
 from kedrl_dask.process import Stopped, Terminated, terminable
 
 __all__ = ["main"]
 
 #: Each has ``add``, which adds the verb with its options and the function that runs it.
-VERBS = (demo, simulate, plan, fit, study)
+VERBS = (demo, simulate, plan, fit, report, study)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,7 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": Path,
         "default": Path("kedrl-demo"),
         "metavar": "DIR",
-        "help": "new or empty directory for data, model, plots and summary.json (default: %(default)s)",
+        "help": "new or empty directory for data, model, plots, report.html and summary.json "
+        "(default: %(default)s)",
     },
     "--overwrite": {"action": "store_true", "help": "replace an earlier demo in DIR, and nothing else"},
     "--profile": {

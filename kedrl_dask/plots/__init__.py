@@ -1,23 +1,25 @@
-"""Figures of a fit and of kernels. Each function returns a Matplotlib figure and leaves no global state."""
+"""Figures of fits, laws and comparisons. Each function returns a Matplotlib figure, without global state."""
 
-from kedrl_dask.plots.fit import (
-    coefficient_mass,
-    convergence,
-    embedding_curves,
-    embedding_surface,
-    grid_coverage,
-)
+from kedrl_dask.plots.compared import distribution_functions, marginals, policy_differences
+from kedrl_dask.plots.embeddings import embedding_contours, embedding_surface
+from kedrl_dask.plots.fit import coefficient_mass, convergence, embedding_curves, grid_coverage
 from kedrl_dask.plots.kernels import matern_kernels
 from kedrl_dask.plots.laws import recovered_marginals
+from kedrl_dask.plots.ratios import density_ratio
 from kedrl_dask.plots.tuned import tuning
 
 __all__ = [
     "coefficient_mass",
     "convergence",
+    "density_ratio",
+    "distribution_functions",
+    "embedding_contours",
     "embedding_curves",
     "embedding_surface",
     "grid_coverage",
+    "marginals",
     "matern_kernels",
+    "policy_differences",
     "recovered_marginals",
     "tuning",
 ]

@@ -1,4 +1,4 @@
-"""A fit: its convergence, the embedding, the grid, the coefficients."""
+"""A fit: its convergence, the grid, the coefficients, and errors where the truth is known."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import numpy.typing as npt
 from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 
-from kedrl_dask.datasets.truth import ReturnLaw
 from kedrl_dask.model import KEDRL
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 from kedrl_dask.solvers import PCG, AdamW, by_name
 
-__all__ = ["coefficient_mass", "convergence", "embedding_curves", "embedding_surface", "grid_coverage"]
+__all__ = ["coefficient_mass", "convergence", "embedding_curves", "grid_coverage"]
 
 Array = npt.NDArray[Any]
 
-#: Points along each axis of a surface.
-SURFACE_POINTS = 80
 #: Gaps of the criterion below this share of its start are rounding errors of the solver's recurrence.
 ROUNDING = 1e-10
 
@@ -98,63 +95,6 @@ def embedding_curves(estimate: npt.ArrayLike, truth: npt.ArrayLike, columns: int
         frameon=False,
         markerscale=2,
     )
-    return figure
-
-
-def embedding_surface(
-    model: KEDRL,
-    state: npt.ArrayLike,
-    action: npt.ArrayLike,
-    coordinates: tuple[int, int] = (0, 1),
-    law: ReturnLaw | None = None,
-) -> Figure:
-    """Contours of the fitted embedding at one input, over two coordinates of the return.
-
-    The other coordinates are held at the mean of the fitted law, Σω_i z_i/Σω_i, or at the true mean.
-
-    Parameters
-    ----------
-    model : KEDRL
-    state, action : (p,) and (q,) arrays
-        The input.
-    coordinates : (int, int)
-        The two coordinates.
-    law : ReturnLaw, optional
-        The true law at this input, whose contours are drawn too.
-    """
-    state, action = np.atleast_2d(state), np.atleast_2d(action)
-    dim, (first, second) = model.grid_.shape[1], coordinates
-    if first == second or not all(0 <= coordinate < dim for coordinate in coordinates):
-        raise ValueError(
-            f"embedding_surface: coordinates {coordinates} are not two different ones below {dim}"
-        )
-    weights = model.weights(state, action)[0]
-    center = weights @ model.grid_ / weights.sum() if law is None else law.mean[0]
-    low, high = model.grid_.min(axis=0), model.grid_.max(axis=0)
-    x, y = (np.linspace(low[c], high[c], SURFACE_POINTS) for c in coordinates)
-    at = np.tile(center, (SURFACE_POINTS**2, 1))
-    at[:, first], at[:, second] = (mesh.ravel() for mesh in np.meshgrid(x, y))
-    fitted = model.embed(state, action, at=at).reshape(SURFACE_POINTS, SURFACE_POINTS)
-    figure = Figure(figsize=(6.4, 5.2), layout="constrained")
-    axes = figure.subplots()
-    filled = axes.contourf(x, y, fitted, levels=12, cmap="cividis")
-    figure.colorbar(filled, ax=axes, label="fitted embedding")
-    atoms = model.grid_[:, coordinates]
-    axes.plot(*atoms.T, "o", color="white", markeredgecolor="black", markersize=3.5, markeredgewidth=0.5)
-    handles = [
-        Line2D([], [], marker="o", linestyle="", color="white", markeredgecolor="black", label="atoms")
-    ]
-    if law is not None:
-        true = law.embed(at, model.return_kernel_, 2**12).reshape(fitted.shape)
-        axes.contour(
-            x, y, true, levels=np.asarray(filled.levels)[1:-1], colors=ORANGE, linewidths=1.0, linestyles="--"
-        )
-        handles.append(Line2D([], [], color=ORANGE, linestyle="--", label="truth, same levels"))
-    held = ", ".join(f"return {c + 1} = {center[c]:.2f}" for c in range(dim) if c not in coordinates)
-    axes.set(
-        xlabel=f"return {first + 1}", ylabel=f"return {second + 1}", title=held and f"Embedding at {held}"
-    )
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 

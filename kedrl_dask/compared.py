@@ -1,0 +1,117 @@
+"""A comparison of policies as tables, made from its dataset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from kedrl_dask import results
+from kedrl_dask.contrasts import INTERVAL_PARTS
+from kedrl_dask.gate import Finding
+from kedrl_dask.model import KEDRL
+from kedrl_dask.recovery import Recovered
+from kedrl_dask.summaries import SUMMARIES
+
+__all__ = ["Comparison"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Policies side by side; made by :func:`compare`.
+
+    Attributes
+    ----------
+    dataset : xarray.Dataset
+        Everything below with named dimensions, and attributes: versions, seed, fingerprint, settings,
+        findings and what was accepted.
+    findings : tuple of Finding
+        What speaks against the results, by policy.
+    accepted : tuple of str
+        Codes of findings for which results were not to be refused.
+    models, laws : dict
+        The fits and the recovered laws of each policy.
+    """
+
+    dataset: xr.Dataset
+    findings: tuple[Finding, ...]
+    accepted: tuple[str, ...]
+    models: dict[str, KEDRL]
+    laws: dict[str, Recovered]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Summaries, one row for each policy, input, coordinate, summary and level.
+
+        ``second`` is the value with ten times the ridge and half the bandwidth; ``sensitive``, ``residual``
+        and ``not_converged`` are the flags of the law.
+        """
+        flags = self._frame("flag_sensitive", "flag_residual", "flag_not_converged")
+        flags.columns = flags.columns.str.removeprefix("flag_")
+        return self._tidy("", ["policy"]).merge(flags, on=["policy", "input"])
+
+    @property
+    def differences(self) -> pd.DataFrame:
+        """Summaries of ``minuend`` less those of ``subtrahend``, for each pair of policies."""
+        return self._tidy("_difference", ["minuend", "subtrahend"])
+
+    @property
+    def dominance(self) -> pd.DataFrame:
+        """First-order dominance of the recovered marginal laws.
+
+        ``gain`` and ``loss`` are how far at most the distribution function of ``minuend`` is below and above
+        that of ``subtrahend``; ``dominant`` is the policy whose function is nowhere above, by more than 0.01,
+        and somewhere below, or "neither". ``share`` is the share of bootstrap replicates that say so: no
+        test of dominance. It is dominance under the recovery's specification, of one coordinate by itself.
+        """
+        frame = self._frame("gain", "loss", "dominant", "share")
+        columns = ["minuend", "subtrahend", "input", "coordinate", "gain", "loss", "dominant", "share"]
+        return frame[[name for name in columns if name in frame]]
+
+    @property
+    def distance(self) -> pd.DataFrame:
+        """``mmd``: RKHS distance of the fitted embeddings, between joint laws, for each pair of policies."""
+        return self._frame("mmd")[["minuend", "subtrahend", "input", "mmd"]]
+
+    @property
+    def overlap(self) -> pd.DataFrame:
+        """Target actions beside logged ones, by policy and action; see :class:`kedrl_dask.overlap.Overlap`.
+
+        ``ess`` is the effective sample size of the density ratio, NaN where there is none.
+        """
+        actions = ("logged_mean", "logged_deviation", "target_mean", "shift", "outside")
+        return self._frame(*actions, "distance", "logged_distance", "ess")
+
+    @property
+    def support(self) -> pd.DataFrame:
+        """Recovered mass in the lowest and the highest 5 % of the grid's range, and beyond it."""
+        return self._frame("edge_low", "edge_high")
+
+    def to_zarr(self, path: str | Path) -> None:
+        """Write :attr:`dataset` to a new path; ``xarray.open_zarr(path, consolidated=False)`` reads it."""
+        results.write_zarr(self.dataset, path)
+
+    def __repr__(self) -> str:
+        """The table, and every finding below it."""
+        lines = [self.table.to_string(index=False), *(str(finding) for finding in self.findings)]
+        return "\n".join([*lines, *([f"accepted: {', '.join(self.accepted)}"] if self.accepted else [])])
+
+    def _frame(self, *names: str) -> pd.DataFrame:
+        present = [name for name in names if name in self.dataset]
+        return self.dataset[present].drop_attrs().to_dataframe().reset_index()
+
+    def _tidy(self, suffix: str, labels: list[str]) -> pd.DataFrame:
+        parts = {
+            f"{suffix}{part}": part.removeprefix("_") or "value" for part in (*INTERVAL_PARTS, "_second")
+        }
+        frames = []
+        for name in SUMMARIES:
+            columns = {name + part: column for part, column in parts.items() if name + part in self.dataset}
+            frame = self._frame(*columns).rename(columns=columns).assign(summary=name)
+            if "level" not in frame:
+                frame["level"] = self.dataset.attrs["tail"] if name == "cvar" else np.nan
+            frames.append(frame[[*labels, "input", "coordinate", "summary", "level", *columns.values()]])
+        return pd.concat(frames, ignore_index=True)
