@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.checks import is_word, shown
 from kedrl_dask.recovery import LARGE_RESIDUAL, Recovered
 from kedrl_dask.separation import SeparationWarning
 
@@ -115,8 +116,9 @@ def enforce(findings: Iterable[Finding], accept: Sequence[str] = ()) -> tuple[Fi
     Refused
         With all of those that are left.
     """
-    if isinstance(accept, str) or not set(accept) <= set(CODES):
-        raise ValueError(f"accept must be a sequence of codes out of {tuple(CODES)}, got {accept!r}")
+    is_sequence = isinstance(accept, Iterable) and not isinstance(accept, str)
+    if not is_sequence or not all(is_word(code, *CODES) for code in accept):
+        raise ValueError(f"accept must be a sequence of codes out of {tuple(CODES)}, got {shown(accept)}")
     found = tuple(findings)
     left = [finding for finding in found if finding.severity == "refuse" and finding.code not in accept]
     if left:

@@ -15,13 +15,13 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "exact", "functionals", "fused", "grid", "kernels", "mixtures", "noise",
-        "nystrom", "operators", "overlap", "paired", "policies", "precondition", "ratio", "recovery",
+        "checks", "criterion", "design", "exact", "functionals", "fused", "grid", "kernels", "mixtures", "noise",
+        "numerics", "nystrom", "operators", "overlap", "paired", "policies", "precondition", "ratio", "recovery",
         "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
     },
     # Storage and execution.
     2: {
-        "cache", "chunks", "costs", "division", "episodes", "execute", "objective", "paired_costs",
+        "cache", "chunks", "costs", "division", "episodes", "execute", "files", "objective", "paired_costs",
         "paired_objective", "passes", "plan", "probe", "process", "progress", "schema", "store", "target",
         "transitions", "validation", "writer",
     },
