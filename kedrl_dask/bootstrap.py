@@ -19,12 +19,14 @@ from scipy.linalg import solve_triangular
 from scipy.special import chndtrix, ndtri, stdtrit
 
 from kedrl_dask.cache import Cache
-from kedrl_dask.checks import MOST_SEED, check_count, check_number, check_share
+from kedrl_dask.checks import MOST_SEED, check_count, check_number, check_share, shown
 from kedrl_dask.choices import make_choices
 from kedrl_dask.conditioning import file_conditioning
 from kedrl_dask.criterion import Chunk, ReturnSpace
 from kedrl_dask.division import even_ranges, in_groups
 from kedrl_dask.execute import Executor
+from kedrl_dask.fitting import check_policy
+from kedrl_dask.numerics import NumericalError
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.objective import BellmanObjective
 from kedrl_dask.passes import SUMS_KIND, Conditioning
@@ -199,6 +201,12 @@ def run_bootstrap(
         raise ValueError(
             f"bootstrap: {store.path} does not hold the transitions that the model was fitted on"
         )
+    check_policy(policy, store)
+    if repr(policy) != model.diagnostics_["policy"]:
+        raise ValueError(
+            f"bootstrap: the model was fitted for {shown(model.diagnostics_['policy'])}, not for "
+            f"{shown(policy)}; give the policy of the fit"
+        )
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
     settings = choices.settle(settings)
@@ -275,5 +283,5 @@ def _replicate(
     solver = PCG(TOLERANCE) if problem.is_quadratic else LBFGS(TOLERANCE)
     solution = solver.solve(problem, start=solve_triangular(whitening, coefficients))
     if not solution.result.ok:
-        raise RuntimeError(f"bootstrap: a replicate was not solved: {solution.result.value}")
+        raise NumericalError(f"bootstrap: a replicate was not solved: {solution.result.value}")
     return whitening @ solution.coefficients

@@ -17,6 +17,7 @@ __all__ = [
     "check_number",
     "check_share",
     "check_word",
+    "cut",
     "has_control_characters",
     "is_word",
     "printable",
@@ -48,10 +49,16 @@ def printable(text: str) -> str:
     return "".join(ascii(c)[1:-1] if _is_control(c) else c for c in text)
 
 
-def shown(value: Any, at_most: int = 100) -> str:
-    """A value in words for a message: its repr in one line, cut where it is long."""
+def cut(text: str, at_most: int = 300) -> str:
+    """The text in one line that can be printed, its end left out where it is long."""
+    text = printable(text)
+    return text if len(text) <= at_most else f"{text[: at_most - 1]}…"
+
+
+def shown(value: Any) -> str:
+    """A value in words for a message: its repr in one line, and its type where that is long."""
     text = printable(repr(value))
-    return text if len(text) <= at_most else f"{text[: at_most - 1]}… ({type(value).__name__})"
+    return text if len(text) <= 100 else f"{cut(text, 100)} ({type(value).__name__})"
 
 
 def is_word(value: Any, *words: str) -> bool:

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
+from math import prod
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
-from kedrl_dask.checks import has_control_characters, shown
+import numpy as np
 
-__all__ = ["UnsafeFile", "check_file", "checked_path", "unpacked_bytes"]
+from kedrl_dask.checks import cut, has_control_characters, shown
 
+__all__ = [
+    "MOST_FILE_BYTES",
+    "MOST_METADATA_BYTES",
+    "MOST_SIZE",
+    "MOST_UNPACKED_BYTES",
+    "UnsafeFile",
+    "check_file",
+    "check_parent",
+    "checked_path",
+    "reason",
+    "require_space",
+    "unpacked_bytes",
+    "what_is_foreign",
+]
+
+#: The metadata of a store, whose attributes may hold points that a user gave; and a file of one chunk.
+MOST_METADATA_BYTES, MOST_FILE_BYTES = 2**28, 2**36
+#: What Zstandard unpacks at once, and the largest size of a dimension: beyond it floats skip integers.
+MOST_UNPACKED_BYTES, MOST_SIZE = 2**31, 2**53
+#: Codecs of the package's own stores, with a checksum that others may have added. None of them runs code.
+CODECS = {"BytesCodec", "ZstdCodec", "Crc32cCodec"}
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -33,6 +57,13 @@ def checked_path(path: Any, what: str = "path") -> Path:
     return Path(text)
 
 
+def check_parent(path: Path) -> None:
+    """Refuse a path below something that is no directory."""
+    nearest = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not nearest.is_dir():
+        raise NotADirectoryError(f"{path}: {nearest} is not a directory; choose another path")
+
+
 def check_file(path: Path, most_bytes: int) -> None:
     """Refuse what would block or fill the memory when it is read; a file that is not there passes."""
     try:
@@ -45,6 +76,40 @@ def check_file(path: Path, most_bytes: int) -> None:
         raise UnsafeFile(f"{path} is a pipe, socket or device, expected a file; the store was tampered with")
     if found.st_size > most_bytes:
         raise UnsafeFile(f"{path} has {found.st_size:,} bytes, more than the {most_bytes:,} it can need")
+
+
+def require_space(path: Path, n_bytes: int) -> None:
+    """Refuse to begin what does not fit on the disk where ``path`` will be."""
+    place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    free = disk_usage(place).free
+    if n_bytes > free:
+        raise OSError(
+            f"{path}: takes about {n_bytes / 2**30:,.1f} GiB, of which {free / 2**30:,.1f} are free on the "
+            "disk; ask for less, or choose another path"
+        )
+
+
+def reason(error: Exception) -> str:
+    """Why something cannot be read, in a few words."""
+    text = cut(str(error))
+    if isinstance(error, UnsafeFile):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def what_is_foreign(
+    shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype[Any], codecs: Sequence[str]
+) -> str | None:
+    """What an array's metadata has that the package never writes, in words."""
+    if not codecs or not set(codecs) <= CODECS:
+        return f"the codecs {', '.join(codecs) or 'of another format'}, which are not the package's"
+    if dtype.kind not in "biufc":
+        return f"dtype {dtype}, expected numbers"
+    if not all(0 <= size <= MOST_SIZE for size in shape) or not all(n >= 1 for n in chunks):
+        return f"shape {shown(shape)} in chunks of {shown(chunks)}, which cannot be"
+    if "ZstdCodec" in codecs and prod(chunks) * dtype.itemsize > MOST_UNPACKED_BYTES:
+        return f"chunks of shape {shown(chunks)}, too large to be unpacked"
+    return None
 
 
 def unpacked_bytes(packed: bytes) -> int | None:

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.checks import is_word, shown
+from kedrl_dask.numerics import NumericalWarning
 from kedrl_dask.recovery import LARGE_RESIDUAL, Recovered
 from kedrl_dask.separation import SeparationWarning
+from kedrl_dask.solvers import AdamW, Result, by_name
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
@@ -25,6 +27,7 @@ __all__ = [
     "law_findings",
     "mass_findings",
     "model_findings",
+    "warn_of_numbers",
     "warn_of_separation",
 ]
 
@@ -197,6 +200,28 @@ def warn_of_separation(model: KEDRL) -> None:
             "reward and continuation are correlated given the input, so the separated construction is "
             "biased; use construction='paired' (figures in diagnostics_['separation'])",
             SeparationWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_numbers(model: KEDRL) -> None:
+    """At the end of a fit, in the name of its caller: of a solver that failed, and of exploding ratios."""
+    result = model.solution_.result
+    is_budget_all = result is Result.BUDGET and isinstance(by_name(model.solver), AdamW)
+    if not (result.ok or is_budget_all):
+        warnings.warn(
+            f"the fit is not the minimiser: {result.value} (relative gradient "
+            f"{model.solution_.certificate:.1e})",
+            NumericalWarning,
+            stacklevel=3,
+        )
+    ratio = model.diagnostics_["ratio"]
+    if ratio is not None and not ratio["effective_sample_size"] >= SMALL_ESS:
+        warnings.warn(
+            f"the effective sample size of the density ratio is {ratio['effective_sample_size']:.1%} of the "
+            f"transitions, with ratios up to {ratio['max']:.3g}: few of them decide; use "
+            "continuation='sampled', or ULSIF(clip=...)",
+            NumericalWarning,
             stacklevel=3,
         )
 

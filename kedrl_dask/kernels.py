@@ -121,8 +121,8 @@ class Matern:
                 raise ValueError(f"Matern: {name} must be positive and finite, got {shown(given)}")
             if value.max() > largest or value.min() < 1 / largest:
                 raise ValueError(
-                    f"Matern: {name} must lie between {1 / largest:g} and {largest:g}, got {shown(given)}; give "
-                    "the data in other units"
+                    f"Matern: {name} must lie between {1 / largest:g} and {largest:g}, got {shown(given)}; "
+                    "give the data in other units"
                 )
         if np.ndim(self.length_scale) > 0:
             object.__setattr__(self, "length_scale", tuple(map(float, np.asarray(self.length_scale))))

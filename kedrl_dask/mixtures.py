@@ -179,10 +179,12 @@ class Mixture:
             shifts[:, smooth] = ndtri(uniform) * self.bandwidth[smooth]
             nodes = nodes + shifts
         values = np.asarray(function(nodes.reshape(-1, self.atoms.shape[1])), dtype=np.float64)
-        if values.shape != (nodes.shape[0] * nodes.shape[1],) or not np.isfinite(values).all():
+        if not np.isfinite(values).all():
+            raise ValueError("function gave NaN or infinity; expected finite numbers: check it there")
+        if values.shape != (nodes.shape[0] * nodes.shape[1],):
             raise ValueError(
                 f"function gave shape {values.shape} for {nodes.shape[0] * nodes.shape[1]} points; "
-                "expected one finite number for each"
+                "expected one number for each"
             )
         return self.weights @ values.reshape(nodes.shape[:2]).mean(axis=1)
 

@@ -15,9 +15,9 @@ from kedrl_dask.answers import FittedEmbedding, fitted_embedding
 from kedrl_dask.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.criterion import Space
 from kedrl_dask.diagnostics import diagnose
-from kedrl_dask.execute import Executor, default_executor
+from kedrl_dask.execute import Executor, checked_executor
 from kedrl_dask.fitting import check_policy, run_fit, workspace
-from kedrl_dask.gate import warn_of_separation
+from kedrl_dask.gate import warn_of_numbers, warn_of_separation
 from kedrl_dask.kernels import Matern
 from kedrl_dask.operators import OperatorBlocks
 from kedrl_dask.plan import Plan
@@ -279,7 +279,7 @@ class KEDRL(BaseEstimator):
         """
         settings, store = self._prepared(store)
         check_policy(policy, store)
-        reporter, executor = Reporter(progress), executor or default_executor()
+        reporter, executor = Reporter(progress), checked_executor(executor)
         if not settings.automatic_sizes:  # else it is planned when they are known
             checked_plan(settings, store, executor, memory)
         with one_blas_thread(), workspace(store, cache) as space:
@@ -297,6 +297,7 @@ class KEDRL(BaseEstimator):
             self.diagnostics_ = diagnose(self, fit, store, policy)
         self.diagnostics_["seconds"] = dict(reporter.seconds)
         warn_of_separation(self)
+        warn_of_numbers(self)
         return self
 
     def _prepared(self, store: TransitionStore | str | Path) -> tuple[Settings, TransitionStore]:
@@ -339,7 +340,7 @@ class KEDRL(BaseEstimator):
             Not yet checked: ``plan.check()`` refuses one over budget.
         """
         settings, store = self._prepared(store)
-        return plan_fit(settings, store, executor or default_executor(), memory, workers, calibrate)
+        return plan_fit(settings, store, checked_executor(executor), memory, workers, calibrate)
 
     def bootstrap(
         self,
@@ -364,7 +365,7 @@ class KEDRL(BaseEstimator):
         with one_blas_thread(), workspace(store, cache) as space:
             return run_bootstrap(
                 self, settings, store, policy, n_replicates, random_state,
-                executor or default_executor(), space, Reporter(progress),
+                checked_executor(executor), space, Reporter(progress),
             )  # fmt: skip
 
     def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:

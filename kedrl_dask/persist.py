@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
-from kedrl_dask.checks import check_count, check_number, is_word, shown
+from kedrl_dask.checks import check_count, check_number, cut, is_word, shown
 from kedrl_dask.exact import RewardShifts
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
@@ -156,7 +156,7 @@ def damage_reported(path: str | Path) -> Iterator[None]:
     except Exception as error:
         raise StoreError(
             f"{path}: settings or numbers of the model are damaged ({type(error).__name__}: "
-            f"{shown(str(error))[1:-1]}); save the model again"
+            f"{cut(str(error))}); save the model again"
         ) from error
 
 

@@ -18,7 +18,15 @@ from numpy.random import Generator
 from kedrl_dask.checks import as_numbers, check_count, is_word, shown
 from kedrl_dask.noise import GaussianNoise, LogisticNoise, Noise, UniformNoise
 
-__all__ = ["Function", "Gaussian", "LocationScale", "Logistic", "Policy", "Uniform", "from_dict"]
+__all__ = [
+    "Function",
+    "Gaussian",
+    "LocationScale",
+    "Logistic",
+    "Policy",
+    "Uniform",
+    "from_dict",
+]
 
 Array = npt.NDArray[Any]
 
@@ -222,7 +230,7 @@ class LocationScale(_Immutable):
         state = np.asarray(state)
         if state.dtype.kind not in "biuf" or state.ndim != 2 or state.shape[1] != self.state_dim:
             raise ValueError(
-                f"{self._name}: state has shape {state.shape}, expected numbers (n, {self.state_dim}) "
+                f"{self._name}: state has shape {state.shape}, expected (n, {self.state_dim}) "
                 f"because weights has {self.state_dim} rows"
             )
         return state.astype(np.float64, copy=False)

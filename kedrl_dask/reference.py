@@ -19,9 +19,10 @@ from kedrl_dask.choices import TUNING_SAMPLE
 from kedrl_dask.costs import DESIGN_SAMPLE
 from kedrl_dask.design import choose_points
 from kedrl_dask.evaluation import by_rows, checked_inputs, checked_returns
-from kedrl_dask.execute import Executor, default_executor
+from kedrl_dask.execute import Executor, checked_executor
 from kedrl_dask.fitting import workspace
 from kedrl_dask.kernels import Matern
+from kedrl_dask.numerics import require_finite
 from kedrl_dask.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.passes import StreamingPass
 from kedrl_dask.persist import (
@@ -176,7 +177,7 @@ class ConditionalEmbedding(BaseEstimator):
         self._check_parameters()
         store = pairs if isinstance(pairs, TransitionStore) else TransitionStore.open(pairs)
         self._check_data(store)
-        executor, reporter = executor or default_executor(), Reporter(progress)
+        executor, reporter = checked_executor(executor), Reporter(progress)
         with one_blas_thread():
             with reporter.stage("design"):
                 sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([self.random_state, 1]))
@@ -290,6 +291,7 @@ class ConditionalEmbedding(BaseEstimator):
             self.ridge_ = float(self.ridge)
         responses = np.column_stack([folds["response"].sum(axis=0), folds["mass"].sum(axis=0)])
         solved = solve_ridge(folds["gram"].sum(axis=0), responses, float(count.sum()), self.ridge_)
+        require_finite("the regression", "raise ridge, or give the pairs in other units", solved)
         self.coefficients_ = np.ascontiguousarray(solved[:, :-1])
         self.mass_coefficients_ = np.ascontiguousarray(solved[:, -1])
 

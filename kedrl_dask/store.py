@@ -23,7 +23,18 @@ from zarr.storage import LocalStore
 
 from kedrl_dask._version import __version__
 from kedrl_dask.checks import shown
-from kedrl_dask.files import UnsafeFile, check_file, checked_path, unpacked_bytes
+from kedrl_dask.files import (
+    MOST_FILE_BYTES,
+    MOST_METADATA_BYTES,
+    MOST_UNPACKED_BYTES,
+    UnsafeFile,
+    check_file,
+    check_parent,
+    checked_path,
+    reason,
+    unpacked_bytes,
+    what_is_foreign,
+)
 from kedrl_dask.schema import ArraySpec
 
 __all__ = ["FORMAT_VERSION", "ArrayStore", "StoreError", "check_vacant", "digest", "remove"]
@@ -33,16 +44,10 @@ PathLike = str | os.PathLike[str]
 
 FORMAT_VERSION = 1
 
-#: The metadata of a store, whose attributes may hold points that a user gave; and a file of one chunk.
-MOST_METADATA_BYTES, MOST_FILE_BYTES = 2**28, 2**36
-#: What Zstandard unpacks at once, and the largest size of a dimension: beyond it floats skip integers.
-MOST_UNPACKED_BYTES, MOST_SIZE = 2**31, 2**53
 #: Reads below this are not held against the memory that is free.
 SMALL_BYTES = 2**28
 #: How many times smaller than its numbers a fitted model may be on disk.
 MOST_PACKED = 100
-#: Codecs of the package's own stores, with a checksum that others may have added. None of them runs code.
-CODECS = {"BytesCodec", "ZstdCodec", "Crc32cCodec"}
 
 # Chunks in flight per read or write. Many worker threads read at once, so parallelism comes from them;
 # zarr's own default would multiply with it.
@@ -66,31 +71,9 @@ def _dims(array: zarr.Array[Any]) -> tuple[str | None, ...]:
     return tuple(getattr(array.metadata, "dimension_names", None) or ())
 
 
-def _reason(error: Exception) -> str:
-    """Why something cannot be read, in a few words."""
-    text = shown(str(error))[1:-1]
-    if isinstance(error, UnsafeFile):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def _codecs(array: zarr.Array[Any]) -> list[str]:
     """Classes of an array's codecs; none at all in another version of Zarr's format."""
     return [type(codec).__name__ for codec in getattr(array.metadata, "codecs", ())]
-
-
-def _what_is_foreign(array: zarr.Array[Any]) -> str | None:
-    """What an array has that the package never writes, in words."""
-    codecs = _codecs(array)
-    if not codecs or not set(codecs) <= CODECS:
-        return f"the codecs {', '.join(codecs) or 'of another format'}, which are not the package's"
-    if array.dtype.kind not in "biufc":
-        return f"dtype {array.dtype}, expected numbers"
-    if not all(0 <= size <= MOST_SIZE for size in array.shape) or not all(n >= 1 for n in array.chunks):
-        return f"shape {shown(array.shape)} in chunks of {shown(array.chunks)}, which cannot be"
-    if "ZstdCodec" in codecs and prod(array.chunks) * array.dtype.itemsize > MOST_UNPACKED_BYTES:
-        return f"chunks of shape {shown(array.chunks)}, too large to be unpacked"
-    return None
 
 
 def check_vacant(path: PathLike) -> Path:
@@ -100,11 +83,7 @@ def check_vacant(path: PathLike) -> Path:
         raise FileExistsError(
             f"{path}: a symbolic link that leads nowhere; remove it or choose another path for the new store"
         )
-    for parent in path.parents:
-        if parent.exists():
-            if not parent.is_dir():
-                raise NotADirectoryError(f"{path}: {parent} is no directory; choose another path")
-            break
+    check_parent(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path}: already exists; delete it or choose another path for the new store")
     return path
@@ -244,7 +223,7 @@ class ArrayStore:
             raise
         except Exception as error:  # whatever a parser makes of a file that anybody may have written
             raise StoreError(
-                f"{path}: not a Zarr v3 group ({_reason(error)}); give the directory of a store"
+                f"{path}: not a Zarr v3 group ({reason(error)}); give the directory of a store"
             ) from error
         store = cls(path, group)
         store._check(kind, specs)
@@ -289,11 +268,11 @@ class ArrayStore:
                 array = None
             except Exception as error:  # as in open
                 raise StoreError(
-                    f"{self._path}: array {name} has no sound metadata ({_reason(error)}); {remedy}"
+                    f"{self._path}: array {name} has no sound metadata ({reason(error)}); {remedy}"
                 ) from error
             if not isinstance(array, zarr.Array):
                 raise StoreError(f"{self._path}: array {name} is missing; {remedy}")
-            if (wrong := _what_is_foreign(array)) is not None:
+            if (wrong := what_is_foreign(array.shape, array.chunks, array.dtype, _codecs(array))) is not None:
                 raise StoreError(f"{self._path}: array {name} has {wrong}; {remedy}")
             files = self._group.store
             if "ZstdCodec" in _codecs(array) and isinstance(files, PlainFiles):
@@ -314,7 +293,7 @@ class ArrayStore:
                 self._names = tuple(sorted(self._group.array_keys()))
             except Exception as error:  # as in open
                 raise StoreError(
-                    f"{self._path}: its arrays cannot be listed ({_reason(error)}); restore it from a copy"
+                    f"{self._path}: its arrays cannot be listed ({reason(error)}); restore it from a copy"
                 ) from error
         return self._names
 
@@ -367,7 +346,7 @@ class ArrayStore:
             return np.asarray(array[start:stop])
         except Exception as error:  # of a codec, or of a file that cannot be read
             raise StoreError(
-                f"{self._path}: array {name}, rows {start}:{stop} cannot be read ({_reason(error)}); "
+                f"{self._path}: array {name}, rows {start}:{stop} cannot be read ({reason(error)}); "
                 "the file is damaged: restore it from a copy, or write the store again"
             ) from error
 

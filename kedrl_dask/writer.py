@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kedrl_dask.checks import as_numbers, check_count, shown
+from kedrl_dask.checks import as_numbers, check_count, cut
+from kedrl_dask.files import MOST_SIZE, MOST_UNPACKED_BYTES
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
-from kedrl_dask.store import MOST_SIZE, MOST_UNPACKED_BYTES, ArrayStore, PathLike, StoreError, digest
+from kedrl_dask.store import ArrayStore, PathLike, StoreError, digest
 from kedrl_dask.validation import (
     DataError,
     DataWarning,
@@ -106,7 +107,7 @@ def open_committed(path: PathLike, writable: bool = False) -> ArrayStore:
         _check_attributes(arrays, arrays.attributes)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(
-            f"{arrays.path}: its attributes are damaged ({shown(str(error))[1:-1]}); restore the store from "
+            f"{arrays.path}: its attributes are damaged ({cut(str(error))}); restore the store from "
             "a copy, or write it again"
         ) from error
     return arrays

@@ -15,22 +15,23 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "checks", "criterion", "design", "exact", "functionals", "fused", "grid", "kernels", "mixtures", "noise",
-        "numerics", "nystrom", "operators", "overlap", "paired", "policies", "precondition", "ratio", "recovery",
-        "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
+        "checks", "criterion", "design", "drawing", "exact", "functionals", "fused", "grid",
+        "kernels", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
+        "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex", "sizing",
+        "solvers", "spectral", "theory", "tuning",
     },
     # Storage and execution.
     2: {
-        "cache", "chunks", "costs", "division", "episodes", "execute", "files", "objective", "paired_costs",
-        "paired_objective", "passes", "plan", "probe", "process", "progress", "schema", "store", "target",
-        "transitions", "validation", "writer",
+        "cache", "chunks", "costs", "division", "episodes", "execute", "files", "objective",
+        "paired_costs", "paired_objective", "passes", "plan", "probe", "process", "progress",
+        "schema", "store", "target", "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
-        "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "comparison", "conditioning",
-        "contrasts", "datasets", "demo", "diagnostics", "evaluation", "fitting", "gate", "model", "pairing",
-        "persist", "planning", "plots", "reference", "report", "results", "separating", "settings",
-        "streaming", "study", "sums",
+        "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "comparison",
+        "conditioning", "contrasts", "datasets", "demo", "diagnostics", "evaluation", "fitting",
+        "gate", "model", "pairing", "persist", "planning", "plots", "reference", "report", "results",
+        "separating", "settings", "streaming", "study", "sums",
     },
 }  # fmt: skip
 FREE = {"_version"}

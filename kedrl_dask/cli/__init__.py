@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from kedrl_dask._version import __version__
+from kedrl_dask.checks import printable
 from kedrl_dask.cli import demo, plan, simulate, study
-from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, log_lines
+from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, Parser, log_lines
 
 __all__ = ["main"]
 
@@ -29,16 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         left = getattr(options, "interrupted", "")
         if not left and "output" in options:
-            left = f"nothing was written to {options.output}"
+            left = f"nothing was written to {printable(str(options.output))}"
         print("; ".join(["kedrl: interrupted", *filter(None, [left])]), file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError) as error:
-        print(f"kedrl: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"kedrl: error: {printable(str(error))}", file=sys.stderr)
         return BAD_INPUT
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kedrl",
         description="Offline evaluation of the joint law of multivariate discounted returns (KE-DRL).",
         epilog=EXIT_CODES,

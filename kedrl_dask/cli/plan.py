@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from kedrl_dask.cli.common import JSON, SUCCESS, Verbs, add_verb, as_json, count, positive, print_out
+from kedrl_dask.cli.common import (
+    JSON,
+    SUCCESS,
+    Verbs,
+    add_verb,
+    as_json,
+    path,
+    positive,
+    print_out,
+    workers,
+)
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.model import KEDRL
 
@@ -27,7 +36,7 @@ def _number(parameter: str, what: str) -> dict[str, Any]:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "store": {"type": Path, "metavar": "PATH", "help": "the store of transitions"},
+    "store": {"type": path, "metavar": "PATH", "help": "the store of transitions"},
     "--discount": {"type": _fraction, "default": 0.9, "help": "discount factor (default: %(default)s)"},
     "--atoms": _number("n_atoms", "atoms of the return grid"),
     "--basis": _number("n_basis", "points of the state-action basis"),
@@ -46,7 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--operators": {"choices": ("features", "exact"), "help": "return kernel in features, or itself"},
     "--precision": {"choices": ("mixed", "double"), "help": "precision of matrix products"},
     "--workers": {
-        "type": count,
+        "type": workers,
         "default": 0,
         "metavar": "N",
         "help": "worker processes of one thread each; 0 is threads of one process (default: %(default)s)",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import OptimizeResult, minimize
 
+from kedrl_dask.checks import check_count, check_number
 from kedrl_dask.solvers.solution import Problem, Record, Report, Result, Solution, relative_norm
 
 __all__ = ["LBFGS"]
@@ -55,6 +56,12 @@ class LBFGS:
     tolerance: float = 1e-6
     max_iterations: int = 1_000
     memory: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse what never ends."""
+        check_number("LBFGS: tolerance", self.tolerance, "a number from 0 to 1", high=1.0)
+        check_count("LBFGS: max_iterations", self.max_iterations)
+        check_count("LBFGS: memory", self.memory)
 
     def solve(self, problem: Problem, start: Array | None = None, report: Report | None = None) -> Solution:
         """Minimise the criterion."""

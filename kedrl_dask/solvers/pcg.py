@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.checks import check_count, check_number
 from kedrl_dask.solvers.solution import Problem, Record, Report, Result, Solution, iterate, relative_norm
 
 __all__ = ["PCG"]
@@ -57,6 +58,11 @@ class PCG:
 
     tolerance: float = 1e-8
     max_iterations: int = 1_000
+
+    def __post_init__(self) -> None:
+        """Refuse what never ends."""
+        check_number("PCG: tolerance", self.tolerance, "a number from 0 to 1", high=1.0)
+        check_count("PCG: max_iterations", self.max_iterations)
 
     def init(self, problem: Problem, start: Array | None) -> _State:
         """Gradient at zero, and at the start if there is one."""

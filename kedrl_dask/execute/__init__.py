@@ -1,4 +1,4 @@
-"""Running chunk functions: in threads of this process, or on a Dask cluster. The only module that knows Dask.
+"""Running chunk functions: in threads of this process, or on a Dask cluster. Nothing else knows Dask.
 
 A chunk function takes an item (a row range, a path) and shared values and returns arrays. An executor
 moves it. Results always come back in the order of the items, so sums do not depend on which worker
@@ -12,7 +12,6 @@ import pickle
 import signal
 import socket
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -28,18 +27,23 @@ from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
 from distributed.system import MEMORY_LIMIT
 from threadpoolctl import ThreadpoolController
 
+from kedrl_dask.checks import shown
+from kedrl_dask.execute.base import Advance, Executor, tree
+from kedrl_dask.execute.tls import Certificates, InsecureClusterWarning, cluster_security, warn_of_plain_text
 from kedrl_dask.process import own_memory
 
 __all__ = [
+    "Certificates",
     "DistributedExecutor",
     "Executor",
+    "InsecureClusterWarning",
     "ThreadExecutor",
+    "checked_executor",
+    "cluster_security",
     "default_executor",
     "local_cluster",
     "parse_memory",
 ]
-
-Advance = Callable[[], None]
 
 #: Pieces in which large shared values travel; Dask warns about tasks that carry more than 10 MB.
 PIECE_BYTES = 8 * 2**20
@@ -54,84 +58,6 @@ QUIET = {
 }
 #: How often a task that failed or lost its worker is tried again.
 RETRIES = 3
-
-
-class Executor(ABC):
-    """Moves chunk functions to where they run."""
-
-    @property
-    @abstractmethod
-    def n_threads(self) -> int:
-        """Number of chunk functions that run at once."""
-
-    @property
-    @abstractmethod
-    def n_workers(self) -> int:
-        """Number of processes that chunk functions run in."""
-
-    @property
-    @abstractmethod
-    def memory(self) -> int:
-        """Bytes that a fit may use in each of these processes, unless it is told otherwise."""
-
-    @abstractmethod
-    def share(self, value: Any) -> Any:
-        """Make a value available to all chunk functions; pass the handle as a shared argument."""
-
-    @abstractmethod
-    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
-        """Compute ``function(item, *shared)`` and leave each result where it is; returns handles."""
-
-    @abstractmethod
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        *shared: Any,
-        advance: Advance | None = None,
-    ) -> list[Any]:
-        """Results of ``function(item, *shared)`` in the order of ``items``, which may be handles."""
-
-    def attempt(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        *shared: Any,
-        advance: Advance | None = None,
-    ) -> list[Any]:
-        """Like :meth:`map`, with the exception in place of a result that failed; none is tried again."""
-
-        def one(item: Any) -> Any:
-            try:
-                return function(item, *shared)
-            except Exception as error:  # handed to the caller
-                return error
-
-        return self.map(one, items, advance=advance)
-
-    @abstractmethod
-    def reduce(
-        self,
-        function: Callable[..., Any],
-        groups: Sequence[Sequence[Any]],
-        combine: Callable[[Any, Any], Any],
-        finish: Callable[..., Any],
-        *shared: Any,
-        advance: Advance | None = None,
-    ) -> list[Any]:
-        """``finish(total, number, *shared)`` for each group, in order.
-
-        The total is that of ``function(item, *shared)`` over the items of the group, combined two by two in
-        a tree that depends on nothing but their number.
-        """
-
-
-def _tree(items: Sequence[Any], leaf: Callable[[Any], Any], combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine the leaves of all items in a fixed order, few of them at a time."""
-    if len(items) == 1:
-        return leaf(items[0])
-    half = len(items) // 2
-    return combine(_tree(items[:half], leaf, combine), _tree(items[half:], leaf, combine))
 
 
 class ThreadExecutor(Executor):
@@ -207,7 +133,7 @@ class ThreadExecutor(Executor):
         """One thread for each group, item by item."""
 
         def one(number: int) -> Any:
-            total = _tree(groups[number], lambda item: function(item, *shared), combine)
+            total = tree(groups[number], lambda item: function(item, *shared), combine)
             return finish(total, number, *shared)
 
         return self.map(one, range(len(groups)), advance=advance)
@@ -358,7 +284,7 @@ class DistributedExecutor(Executor):
                 return self._submit(called, [arguments[0]], arguments[1:])[0]
 
             totals = [
-                _tree(group, lambda item: submit(function, item, *shared), lambda a, b: submit(combine, a, b))
+                tree(group, lambda item: submit(function, item, *shared), lambda a, b: submit(combine, a, b))
                 for group in groups
             ]
             finished = [submit(finish, total, number, *shared) for number, total in enumerate(totals)]
@@ -380,11 +306,11 @@ class DistributedExecutor(Executor):
 def parse_memory(value: int | str) -> int:
     """Bytes, from a number or from words such as "2 GiB"."""
     try:
-        n_bytes = int(parse_bytes(value))
-    except ValueError:
+        n_bytes = int(parse_bytes(value)) if isinstance(value, int | float | str) else 0
+    except (ValueError, OverflowError):
         n_bytes = 0
-    if n_bytes <= 0:
-        raise ValueError(f"memory must be a number of bytes or words such as '2 GiB', got {value!r}")
+    if n_bytes <= 0 or isinstance(value, bool):
+        raise ValueError(f"memory must be a number of bytes or words such as '2 GiB', got {shown(value)}")
     return n_bytes
 
 
@@ -412,21 +338,49 @@ def _use_one_blas_thread() -> None:
 
 
 def default_executor() -> Executor:
-    """The active :class:`distributed.Client` if there is one, else threads in this process."""
+    """The active :class:`distributed.Client` if there is one, else threads in this process.
+
+    A client whose traffic others can read and forge is used with a warning.
+    """
     try:
-        return DistributedExecutor(Client.current())
+        client = Client.current()
     except ValueError:
         return ThreadExecutor()
+    warn_of_plain_text(client)
+    return DistributedExecutor(client)
+
+
+def checked_executor(given: Executor | None) -> Executor:
+    """The executor given, or the default one; anything else is refused."""
+    if given is None:
+        return default_executor()
+    if not isinstance(given, Executor):
+        raise ValueError(
+            f"executor must be an Executor of kedrl_dask.execute, got {shown(given)}; leave it out to use "
+            "the active distributed.Client, or threads"
+        )
+    return given
 
 
 @contextmanager
-def local_cluster(n_workers: int) -> Iterator[Executor]:
-    """Worker processes on this machine with one thread each, reachable from it alone; stopped at the end."""
+def local_cluster(
+    n_workers: int,
+    host: str = "127.0.0.1",
+    certificates: Certificates | None = None,
+    dashboard: str = "127.0.0.1:0",
+) -> Iterator[Executor]:
+    """Worker processes on this machine with one thread each; stopped at the end.
+
+    Unless another host is given they can be reached from this machine alone; on another they speak TLS, with
+    the certificates given or temporary ones. The dashboard is on loopback, at any free port, unless asked
+    for elsewhere: it tells its visitors everything, and none needs a certificate.
+    """
+    security = cluster_security(host, certificates)
     with _interrupts_ignored(), dask.config.set(QUIET):
-        # Any free port, on loopback: the usual one may be taken, and a dashboard runs code for its visitors.
         cluster = LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        )
+            n_workers=n_workers, threads_per_worker=1, host=host, dashboard_address=dashboard,
+            security=security,
+        )  # fmt: skip
     with cluster, Client(cluster, set_as_default=False) as client:
         yield DistributedExecutor(client)
 
