@@ -19,11 +19,14 @@ from scipy.linalg import solve_triangular
 from scipy.special import chndtrix, ndtri, stdtrit
 
 from kedrl_dask.cache import Cache
+from kedrl_dask.checks import MOST_SEED, check_count, check_number, check_share, shown
 from kedrl_dask.choices import make_choices
 from kedrl_dask.conditioning import file_conditioning
 from kedrl_dask.criterion import Chunk, ReturnSpace
 from kedrl_dask.division import even_ranges, in_groups
 from kedrl_dask.execute import Executor
+from kedrl_dask.fitting import check_policy
+from kedrl_dask.numerics import NumericalError
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.objective import BellmanObjective
 from kedrl_dask.passes import SUMS_KIND, Conditioning
@@ -50,6 +53,8 @@ Array = npt.NDArray[Any]
 BATCH = 10
 #: Fewest blocks of episodes that replicates can be drawn from.
 FEWEST_BLOCKS = 5
+#: Most replicates.
+MOST_REPLICATES = 10**5
 #: Relative gradient to which a replicate is solved: far below what replicates differ by.
 TOLERANCE = 1e-5
 #: Bias in standard errors at the smallest mean square error, if that falls as N^(-4/5): √(5/4 − 1).
@@ -108,10 +113,8 @@ class Draws:
             bias of half a standard error is what to reckon with (Armstrong and Kolesár, 2020). Zero
             where the estimate is unbiased.
         """
-        if not 0 < level < 1:
-            raise ValueError(f"interval: level must lie strictly between 0 and 1, got {level!r}")
-        if not 0 <= bias < np.inf:
-            raise ValueError(f"interval: bias must be a number of standard errors ≥ 0, got {bias!r}")
+        check_share("interval: level", level)
+        check_number("interval: bias", bias, "a number of standard errors ≥ 0")
         if method == "normal":
             reach = _critical_value(level, len(self.values) - 1, bias) * self.standard_error
             return Interval(self.estimate - reach, self.estimate + reach)
@@ -195,11 +198,17 @@ def run_bootstrap(
             "bootstrap: block sums are kept for construction='separated' with operators='features' only; "
             "fit such a model"
         )
-    if not isinstance(n_replicates, int) or n_replicates < 2:
-        raise ValueError(f"bootstrap: n_replicates must be an integer ≥ 2, got {n_replicates!r}")
+    check_count("bootstrap: n_replicates", n_replicates, least=2, most=MOST_REPLICATES)
+    check_count("bootstrap: random_state", random_state, least=0, most=MOST_SEED)
     if store.fingerprint != model.diagnostics_["data"]:
         raise ValueError(
             f"bootstrap: {store.path} does not hold the transitions that the model was fitted on"
+        )
+    check_policy(policy, store)
+    if repr(policy) != model.diagnostics_["policy"]:
+        raise ValueError(
+            f"bootstrap: the model was fitted for {shown(model.diagnostics_['policy'])}, not for "
+            f"{shown(policy)}; give the policy of the fit"
         )
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
@@ -277,5 +286,5 @@ def _replicate(
     solver = PCG(TOLERANCE) if problem.is_quadratic else LBFGS(TOLERANCE)
     solution = solver.solve(problem, start=solve_triangular(whitening, coefficients))
     if not solution.result.ok:
-        raise RuntimeError(f"bootstrap: a replicate was not solved: {solution.result.value}")
+        raise NumericalError(f"bootstrap: a replicate was not solved: {solution.result.value}")
     return whitening @ solution.coefficients

@@ -58,7 +58,12 @@ class Cache:
     """
 
     def __init__(self, path: Path, note: Note = _unnoted, code: str | None = None) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise NotADirectoryError(
+                f"{path}: not a directory, expected one for the cache; choose another path"
+            ) from error
         self._path = path.resolve()
         self._note, self._code = note, code
         self._checked: set[tuple[Path, str]] = set()

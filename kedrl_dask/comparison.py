@@ -16,12 +16,13 @@ from sklearn.base import clone
 from kedrl_dask import results
 from kedrl_dask.answers import N_DRAWS, sections_at
 from kedrl_dask.bootstrap import Bootstrap, Draws
+from kedrl_dask.checks import as_numbers, has_control_characters, shown
 from kedrl_dask.compared import Comparison
 from kedrl_dask.contrasts import contrasts, intervals
 from kedrl_dask.division import even_ranges
 from kedrl_dask.evaluation import checked_columns, joined_inputs
-from kedrl_dask.execute import Executor, default_executor
-from kedrl_dask.fitting import workspace
+from kedrl_dask.execute import Executor, checked_executor
+from kedrl_dask.fitting import check_policy, workspace
 from kedrl_dask.functionals import Embedding
 from kedrl_dask.gate import Finding, enforce, law_findings, mass_findings, model_findings
 from kedrl_dask.kernels import Matern
@@ -109,7 +110,7 @@ def compare(
     _check(estimator, n_replicates, {"interval": interval, "tail": tail, "levels": levels}, accept)
     asked = _inputs(store, policies, at)
     settings = RecoverySettings(**(recovery or {}))
-    reporter, executor = Reporter(progress), executor or default_executor()
+    reporter, executor = Reporter(progress), checked_executor(executor)
     with workspace(store, cache) as space:
         shared: dict[str, Any] = {"executor": executor, "cache": space.directory, "progress": progress}
         models = {
@@ -169,11 +170,14 @@ def compare(
 
 def _inputs(store: TransitionStore, policies: Mapping[str, Policy], at: Any) -> dict[str, tuple[Any, Any]]:
     """State and action, or state and policy, at which each policy is looked at."""
-    if not policies or not all(isinstance(name, str) for name in policies):
-        raise ValueError(f"compare: policies must be a dict of at least one by name, got {policies!r}")
+    named = isinstance(policies, Mapping) and len(policies) > 0
+    if not named or not all(isinstance(name, str) and not has_control_characters(name) for name in policies):
+        raise ValueError(f"compare: policies must be a dict of at least one by name, got {shown(policies)}")
+    for policy in policies.values():
+        check_policy(policy, store)
     if not (isinstance(at, tuple) and len(at) == 2):
         raise ValueError(
-            f"compare: at must be (state, action), or (state, None) for laws of states, got {at!r}"
+            f"compare: at must be (state, action), or (state, None) for laws of states, got {shown(at)}"
         )
     state, action = at
     if action is None:
@@ -191,12 +195,13 @@ def _check(estimator: KEDRL, n_replicates: int, shares: Mapping[str, Any], accep
     """Refuse before the fits what would fail after them."""
     if not isinstance(estimator, KEDRL):
         raise ValueError(f"compare: estimator must be a KEDRL, got {type(estimator).__name__}")
-    if not isinstance(n_replicates, int) or n_replicates < 0 or n_replicates == 1:
-        raise ValueError(f"compare: n_replicates must be 0 or an integer ≥ 2, got {n_replicates!r}")
+    is_count = isinstance(n_replicates, int) and not isinstance(n_replicates, bool)
+    if not is_count or n_replicates < 0 or n_replicates == 1:
+        raise ValueError(f"compare: n_replicates must be 0 or an integer ≥ 2, got {shown(n_replicates)}")
     for name, share in shares.items():
-        values = np.asarray(share, dtype=np.float64)
-        if values.size == 0 or not ((values > 0) & (values < 1)).all():
-            raise ValueError(f"compare: {name} must lie strictly between 0 and 1, got {share!r}")
+        values = as_numbers(f"compare: {name}", share, finite=False)
+        if values.ndim != (name == "levels") or values.size == 0 or not ((values > 0) & (values < 1)).all():
+            raise ValueError(f"compare: {name} must lie strictly between 0 and 1, got {shown(share)}")
     enforce((), accept)
     parameters(estimator)  # they are written with the results
     given = estimator.get_params(deep=False)

@@ -14,7 +14,7 @@ from kedrl_dask.kernels import Matern
 from kedrl_dask.passes import CONDITIONING_KIND
 from kedrl_dask.schema import CONDITIONING_INPUTS
 from kedrl_dask.settings import Settings
-from kedrl_dask.store import ArrayStore
+from kedrl_dask.store import ArrayStore, StoreError
 from kedrl_dask.transitions import TransitionStore
 
 __all__ = ["choose_conditioning", "file_conditioning", "find_conditioning"]
@@ -90,4 +90,9 @@ def _draw_inputs(store: TransitionStore, n: int, rng: np.random.Generator) -> Ar
         part = store.transitions(start, min(start + store.chunk_rows, store.n_rows)).inputs
         inputs[filled : filled + len(part)] = part
         filled += len(part)
+    if filled < len(inputs):
+        raise StoreError(
+            f"{store.path}: holds {filled:,} transitions, though its attributes say {len(inputs):,}; the "
+            "store is damaged: restore it from a copy, or write it again"
+        )
     return inputs

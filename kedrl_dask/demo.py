@@ -20,6 +20,7 @@ from kedrl_dask._version import __version__
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.points import evaluation_points
 from kedrl_dask.execute import local_cluster
+from kedrl_dask.foreign import check_parent
 from kedrl_dask.model import KEDRL
 from kedrl_dask.progress import Reporter
 from kedrl_dask.store import remove
@@ -215,6 +216,7 @@ def _complete_or_absent(output: Path, overwrite: bool) -> Iterator[Path]:
 
 def _check_output(output: Path, overwrite: bool) -> None:
     """Refuse a directory with anything in it but, if that may be overwritten, an earlier demonstration."""
+    check_parent(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file; choose another directory with --output")
     found = {entry.name for entry in output.iterdir()} if output.exists() else set()

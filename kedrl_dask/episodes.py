@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kedrl_dask.store import ArrayStore
+from kedrl_dask.store import ArrayStore, StoreError
 
 __all__ = ["EpisodeIndex"]
 
 Array = npt.NDArray[Any]
 
 _FEWEST_WINDOWS, _MOST_WINDOWS = 4, 32  # pieces of the data that stand for the whole
+_MOST_ROUNDS = 200  # of drawing rows at random; four are many
 _CHUNKS_KEPT = 32  # chunks of episode numbers in memory during one search
 
 
@@ -67,12 +68,14 @@ class EpisodeIndex:
         At least half of all rows are transitions and at most half of these are wanted: a few rounds do.
         """
         drawn = np.empty(0, dtype=np.int64)
-        while drawn.size < n:
+        for _ in range(_MOST_ROUNDS):
+            if drawn.size >= n:
+                return drawn[:n]
             rows = rng.integers(self._n_rows, size=2 * n)
             rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
             rows = rows[~np.isin(rows, drawn)]
             drawn = np.concatenate((drawn, rows[self._are_transitions(rows)]))
-        return drawn[:n]
+        raise self._too_few(n)
 
     def _draw_many(self, n: int, rng: np.random.Generator) -> Array:
         """Draw from the list of all transitions: not much longer than the answer."""
@@ -80,7 +83,16 @@ class EpisodeIndex:
         for start in range(0, self._n_rows, length):
             rows = np.arange(start, min(start + length, self._n_rows))
             pieces.append(rows[self._are_transitions(rows)])
-        return rng.choice(np.concatenate(pieces), size=n, replace=False, shuffle=False)
+        found = np.concatenate(pieces)
+        if len(found) < n:
+            raise self._too_few(n)
+        return rng.choice(found, size=n, replace=False, shuffle=False)
+
+    def _too_few(self, n: int) -> StoreError:
+        return StoreError(
+            f"{self._arrays.path}: holds fewer than {n:,} transitions, though its attributes say more; the "
+            "store is damaged: restore it from a copy, or write it again"
+        )
 
     def _are_transitions(self, rows: Array) -> Array:
         """Tell which rows have a successor or are terminal."""
@@ -93,6 +105,7 @@ class EpisodeIndex:
         """
         episode_at = self._reader()
         edges = {0, self._n_rows}
+        n_blocks = min(n_blocks, self._n_rows)
         for i in range(1, n_blocks):
             target = i * self._n_rows // n_blocks
             before, after = self._start_of(target, episode_at), self._end_of(target, episode_at)

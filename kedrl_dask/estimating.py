@@ -10,7 +10,7 @@ from kedrl_dask.cache import Cache
 from kedrl_dask.diagnostics import diagnose
 from kedrl_dask.execute import Executor
 from kedrl_dask.fitting import check_policy, run_fit, workspace
-from kedrl_dask.gate import warn_of_separation
+from kedrl_dask.gate import warn_of_numbers, warn_of_separation
 from kedrl_dask.planning import checked_plan
 from kedrl_dask.policies import Policy
 from kedrl_dask.process import one_blas_thread
@@ -80,3 +80,4 @@ def _estimate(
         model.diagnostics_ = diagnose(model, fit, store, policy)
     model.diagnostics_["seconds"] = dict(reporter.seconds)
     warn_of_separation(model)
+    warn_of_numbers(model)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_is_fitted
 
+from kedrl_dask.checks import as_numbers
 from kedrl_dask.criterion import BlockChunk, ExactReturnSpace, ReturnSpace, Space, bellman_residual
 from kedrl_dask.division import even_ranges
 from kedrl_dask.exact import RewardShifts
@@ -60,7 +61,7 @@ def joined_inputs(state: npt.ArrayLike, action: npt.ArrayLike, state_dim: int, a
 
 def checked_columns(name: str, given: npt.ArrayLike, dim: int) -> Array:
     """Finite rows with as many columns as the data have."""
-    array = np.asarray(given, dtype=np.float64)
+    array = as_numbers(name, given, finite=False)
     if array.ndim != 2 or array.shape[1] != dim:
         raise ValueError(f"{name} has shape {array.shape}, expected (n, {dim}): one row per input")
     bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
@@ -71,7 +72,7 @@ def checked_columns(name: str, given: npt.ArrayLike, dim: int) -> Array:
 
 def checked_returns(at: npt.ArrayLike, n_inputs: int, dim: int) -> Array:
     """Return points (g, d), or (n, g, d) for each input its own."""
-    at = np.asarray(at, dtype=np.float64)
+    at = as_numbers("embed: at", at)
     if at.ndim not in (2, 3) or at.shape[-1] != dim or (at.ndim == 3 and len(at) != n_inputs):
         raise ValueError(
             f"embed: at has shape {at.shape}, expected (g, {dim}), or ({n_inputs}, g, {dim}) "

@@ -13,10 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.cache import Cache
+from kedrl_dask.checks import shown
 from kedrl_dask.choices import Choices, make_choices
+from kedrl_dask.drawing import PolicyError, checked_draws
 from kedrl_dask.evaluation import exact_operators
 from kedrl_dask.execute import Executor
+from kedrl_dask.foreign import checked_path
 from kedrl_dask.kernels import Matern
+from kedrl_dask.numerics import require_finite
 from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.pairing import Pairing
 from kedrl_dask.passes import Continuation, warm_up
@@ -41,6 +45,8 @@ Array = npt.NDArray[Any]
 #: N·λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows. The smallest
 #: λ_B in the same units is where the solver still converges with products in single precision.
 RELATIVE_RIDGE_B, SMALLEST_RIDGE_B = 1e-3, 1e-10
+#: What to do about numbers that leave the range of floats.
+SCALES = "give states, actions and rewards in units in which they are of ordinary size"
 
 
 @dataclass(frozen=True)
@@ -68,14 +74,14 @@ class Fit:
 
 def check_policy(policy: Policy, store: TransitionStore) -> None:
     """Draw one action at a logged state, so that a policy that cannot be used fails before the passes."""
-    if not isinstance(policy, Policy):
-        raise ValueError(f"fit: policy must be one of kedrl_dask.policies, got {type(policy).__name__}")
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise PolicyError(f"fit: policy must be one of kedrl_dask.policies, got {shown(policy)}")
     state = store.transitions(0, min(64, store.n_rows)).inputs[:8, : store.state_dim]
-    action = policy.sample(state, np.random.default_rng(0))
-    if action.shape != (len(state), store.action_dim):
-        raise ValueError(
-            f"fit: the policy returns {action.shape[1]} action columns, the store has {store.action_dim}"
-        )
+    q = policy.action_dim
+    if q not in (None, store.action_dim):
+        raise PolicyError(f"fit: the policy returns {q} action columns, the store has {store.action_dim}")
+    rng = np.random.default_rng(0)
+    checked_draws(policy, state, 1, rng, store.action_dim, "the first rows of the store")
 
 
 @contextmanager
@@ -85,7 +91,7 @@ def workspace(store: TransitionStore, cache: str | Path | None) -> Iterator[Cach
     It stands beside the store, because workers on other machines reach that place.
     """
     if cache is not None:
-        yield Cache(Path(cache))
+        yield Cache(checked_path(cache, "cache"))
         return
     try:
         path = Path(mkdtemp(prefix=".kedrl-", dir=store.path.resolve().parent))
@@ -117,14 +123,19 @@ def run_fit(
     executor.warm_up(warm_up)
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
+    chosen = choices.grid, choices.frequencies, choices.features.whitening, choices.basis.whitening
+    require_finite("the design", SCALES, *chosen)
     settings = choices.settle(settings)
     plan = checked_plan(settings, store, executor, memory, cache)
     reporter.note("plan", plan=plan.to_dict())
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     with reporter.stage("regression"):
         sums, continuation = streamed.collect(choices.features)
+        require_finite("the sums over transitions", SCALES, sums.gram, sums.reward, sums.continuation)
         ridge_gamma, errors = choose_ridge(settings.ridge_gamma, sums)
         operators = regress(choices.features, choices.basis.landmarks, sums, ridge_gamma)
+        regressed = operators.continuation, operators.reward, operators.mass
+        require_finite("the regression", "raise ridge_gamma", *regressed)
         if settings.operators == "exact":
             fixed = choices.grid, choices.return_kernel, settings.discount, ridge_gamma
             operators = exact_operators(operators, store, *fixed)
@@ -146,6 +157,7 @@ def run_fit(
         target = paired_problem.target(solution.coefficients)
     # From the whitened basis to B.
     solution = replace(solution, coefficients=choices.basis.whitening @ solution.coefficients)
+    require_finite("the fitted coefficients", f"raise ridge_b, or {SCALES}", solution.coefficients)
     return Fit(
         choices,
         operators,

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
+from kedrl_dask.checks import as_numbers, check_number, shown
 from kedrl_dask.kernels import Matern
 from kedrl_dask.recovery import Recovered, RecoverySettings, recover_law
 
@@ -48,7 +49,8 @@ class KernelFunction:
 
     def __post_init__(self) -> None:
         """Refuse what is no function."""
-        points, c = (np.asarray(v, dtype=np.float64) for v in (self.points, self.coefficients))
+        points = as_numbers("KernelFunction: points", self.points, finite=False)
+        c = as_numbers("KernelFunction: coefficients", self.coefficients, finite=False)
         if points.ndim != 2 or c.shape != (len(points),):
             raise ValueError(
                 f"KernelFunction: points of shape {points.shape} and coefficients of shape {c.shape}; "
@@ -60,7 +62,7 @@ class KernelFunction:
 
     def __call__(self, at: npt.ArrayLike) -> Array:
         """Values at the rows of ``at`` (g, d); (g,)."""
-        return self.kernel(np.asarray(at, dtype=np.float64), self.points) @ self.coefficients
+        return self.kernel(_return_points(at, self.points.shape[1]), self.points) @ self.coefficients
 
     @cached_property
     def norm(self) -> float:
@@ -112,8 +114,10 @@ def interpolate(
         "auto" takes the one with the least squared error at atoms that are left out one at a time, in
         closed form: what ĥ is off by between atoms. It does not know how accurate the embedding is.
     """
-    grid = np.asarray(grid, dtype=np.float64)
-    g = np.asarray(function(grid), dtype=np.float64)
+    if not callable(function):
+        raise ValueError(f"expect: the function must be callable on points (k, d), got {shown(function)}")
+    grid = as_numbers("expect: grid", grid)
+    g = as_numbers("expect: what the function gave", function(grid), finite=False)
     m = len(grid)
     if g.shape != (m,) or not np.isfinite(g).all():
         raise ValueError(
@@ -124,8 +128,8 @@ def interpolate(
     if isinstance(ridge, str) and ridge == "auto":
         tried = RIDGES * kernel.sigma**2
         ridge = float(min(tried, key=lambda value: _left_out(values + m * value, vectors, rotated)))
-    elif isinstance(ridge, str) or not (np.isfinite(ridge) and ridge > 0):
-        raise ValueError(f"expect: ridge must be a positive number or 'auto', got {ridge!r}")
+    else:
+        check_number("expect: ridge", ridge, "a positive number or 'auto'", open_low=True)
     coefficients = vectors @ (rotated / (values + m * ridge))
     # (K + mλI)c = g, so that Kc − g is this, without a difference of nearly equal numbers.
     return Proxy(grid, coefficients, kernel, function, float(ridge), -m * ridge * coefficients)
@@ -153,17 +157,23 @@ class Box:
 
     def __post_init__(self) -> None:
         """Refuse what is no box."""
-        for coordinate, (a, b) in self.bounds.items():
+        if not isinstance(self.bounds, Mapping):
+            raise ValueError(f"Box: bounds must be a dict of ends by coordinate, got {shown(self.bounds)}")
+        for coordinate, ends in self.bounds.items():
+            if as_numbers(f"Box: coordinate {shown(coordinate)}", ends, finite=False).shape != (2,):
+                raise ValueError(f"Box: coordinate {coordinate} needs two ends, got {shown(ends)}")
+            a, b = ends
             if not a <= b:
                 raise ValueError(
                     f"Box: coordinate {coordinate} is bounded by {a} and {b}; expected low ≤ high"
                 )
-        if not (np.isfinite(self.width) and self.width >= 0):
-            raise ValueError(f"Box: width must be a number ≥ 0, got {self.width!r}")
+        check_number("Box: width", self.width, "a number ≥ 0")
 
     def __call__(self, at: npt.ArrayLike) -> Array:
         """Values at the rows of ``at`` (g, d); (g,)."""
-        at = np.asarray(at, dtype=np.float64)
+        at = as_numbers("Box: at", at)
+        if at.ndim != 2:
+            raise ValueError(f"Box: at has shape {at.shape}, expected (g, d): one row per point")
         self.ends(at.shape[1])
         inside = np.ones(len(at))
         for coordinate, (a, b) in self.bounds.items():
@@ -178,8 +188,8 @@ class Box:
         """Low and high ends (d,), as :meth:`kedrl_dask.mixtures.Mixture.prob` takes them."""
         low, high = np.full(dim, -np.inf), np.full(dim, np.inf)
         for coordinate, (a, b) in self.bounds.items():
-            if not 0 <= coordinate < dim:
-                raise ValueError(f"Box: coordinate {coordinate!r} is not one of 0 to {dim - 1}")
+            if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
+                raise ValueError(f"Box: coordinate {shown(coordinate)} is not one of 0 to {dim - 1}")
             low[coordinate], high[coordinate] = a, b
         return low, high
 
@@ -248,7 +258,7 @@ class Embedding:
 
     def __call__(self, at: npt.ArrayLike) -> Array:
         """Values at the rows of ``at`` (g, d); (n, g)."""
-        return self.coefficients @ self.kernel(self.grid, np.asarray(at, dtype=np.float64))
+        return self.coefficients @ self.kernel(self.grid, _return_points(at, self.grid.shape[1]))
 
     def recover(self, **settings: Any) -> Recovered:
         """Laws near the embeddings; settings are those of :class:`kedrl_dask.recovery.RecoverySettings`."""
@@ -309,12 +319,20 @@ class Embedding:
         Over embeddings at a sample of initial states it is that of the return from the initial law.
         """
         n = len(self.coefficients)
-        w = np.ones(n) if weights is None else np.asarray(weights, dtype=np.float64)
+        w = np.ones(n) if weights is None else as_numbers("average: weights", weights, finite=False)
         if w.shape != (n,) or not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
             raise ValueError(
                 f"average: weights must be {n} numbers ≥ 0 that are not all zero, got shape {w.shape}"
             )
         return replace(self, coefficients=(w / w.sum())[None, :] @ self.coefficients)
+
+
+def _return_points(at: npt.ArrayLike, dim: int) -> Array:
+    """Return points (g, d) at which a function is evaluated."""
+    points = as_numbers("at", at)
+    if points.ndim != 2 or points.shape[1] != dim:
+        raise ValueError(f"at has shape {points.shape}, expected (g, {dim}): one row per return")
+    return points
 
 
 def require_same_kernel(kernel: Matern, other: Matern, whose: str) -> None:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.checks import is_word, shown
+from kedrl_dask.numerics import NumericalWarning
 from kedrl_dask.recovery import LARGE_RESIDUAL, Recovered
 from kedrl_dask.separation import SeparationWarning
+from kedrl_dask.solvers import AdamW, Result, by_name
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
@@ -25,6 +28,7 @@ __all__ = [
     "mass_findings",
     "model_findings",
     "recovery_findings",
+    "warn_of_numbers",
     "warn_of_separation",
 ]
 
@@ -116,8 +120,9 @@ def enforce(findings: Iterable[Finding], accept: Sequence[str] = ()) -> tuple[Fi
     Refused
         With all of those that are left.
     """
-    if isinstance(accept, str) or not set(accept) <= set(CODES):
-        raise ValueError(f"accept must be a sequence of codes out of {tuple(CODES)}, got {accept!r}")
+    is_sequence = isinstance(accept, Iterable) and not isinstance(accept, str)
+    if not is_sequence or not all(is_word(code, *CODES) for code in accept):
+        raise ValueError(f"accept must be a sequence of codes out of {tuple(CODES)}, got {shown(accept)}")
     found = tuple(findings)
     left = [finding for finding in found if finding.severity == "refuse" and finding.code not in accept]
     if left:
@@ -196,6 +201,28 @@ def warn_of_separation(model: KEDRL) -> None:
             "reward and continuation are correlated given the input, so the separated construction is "
             "biased; use construction='paired' (figures in diagnostics_['separation'])",
             SeparationWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_numbers(model: KEDRL) -> None:
+    """At the end of a fit, in the name of its caller: of a solver that failed, and of exploding ratios."""
+    result = model.solution_.result
+    is_budget_all = result is Result.BUDGET and isinstance(by_name(model.solver), AdamW)
+    if not (result.ok or is_budget_all):
+        warnings.warn(
+            f"the fit is not the minimiser: {result.value} (relative gradient "
+            f"{model.solution_.certificate:.1e})",
+            NumericalWarning,
+            stacklevel=3,
+        )
+    ratio = model.diagnostics_["ratio"]
+    if ratio is not None and not ratio["effective_sample_size"] >= SMALL_ESS:
+        warnings.warn(
+            f"the effective sample size of the density ratio is {ratio['effective_sample_size']:.1%} of the "
+            f"transitions, with ratios up to {ratio['max']:.3g}: few of them decide; use "
+            "continuation='sampled', or ULSIF(clip=...)",
+            NumericalWarning,
             stacklevel=3,
         )
 

@@ -14,6 +14,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import gammaln, kve
 
 from kedrl_dask import fused
+from kedrl_dask.checks import as_numbers, shown
 from kedrl_dask.scratch import scratch
 
 __all__ = ["Matern"]
@@ -24,6 +25,9 @@ Array = npt.NDArray[Any]
 BLOCK_ELEMENTS = 65_536
 #: Scaled distance where exp overflows, so that the kernel is exactly zero, while powers of it do not.
 FARTHEST = 800.0
+#: Largest parameters, and inverses of the smallest: what is made of the kernel stays in the range of floats,
+#: and σ² in that of single precision. Beyond this ν the kernel hardly changes: it is nearly Gaussian.
+LARGEST_NU, LARGEST_LENGTH, LARGEST_SIGMA = 1e3, 1e110, 1e6
 
 
 @lru_cache(maxsize=64)
@@ -108,13 +112,20 @@ class Matern:
 
     def __post_init__(self) -> None:
         """Refuse parameters that define no kernel; make sequences of lengths hashable."""
-        if np.ndim(self.length_scale) > 0:
-            lengths = tuple(float(v) for v in np.ravel(np.asarray(self.length_scale)))
-            object.__setattr__(self, "length_scale", lengths)
-        for name in ("nu", "length_scale", "sigma"):
-            value = np.asarray(getattr(self, name), dtype=np.float64)
+        for name, largest in (("nu", LARGEST_NU), ("length_scale", LARGEST_LENGTH), ("sigma", LARGEST_SIGMA)):
+            given = getattr(self, name)
+            value = as_numbers(f"Matern: {name}", given, finite=False)
+            if value.ndim > (name == "length_scale"):
+                raise ValueError(f"Matern: {name} must be a number, got {shown(given)}")
             if value.size == 0 or not (np.isfinite(value).all() and (value > 0).all()):
-                raise ValueError(f"Matern: {name} must be positive and finite, got {getattr(self, name)!r}")
+                raise ValueError(f"Matern: {name} must be positive and finite, got {shown(given)}")
+            if value.max() > largest or value.min() < 1 / largest:
+                raise ValueError(
+                    f"Matern: {name} must lie between {1 / largest:g} and {largest:g}, got {shown(given)}; "
+                    "give the data in other units"
+                )
+        if np.ndim(self.length_scale) > 0:
+            object.__setattr__(self, "length_scale", tuple(map(float, np.asarray(self.length_scale))))
 
     def scale(self, x: Array) -> Array:
         """Coordinates in which the kernel is isotropic with unit length."""

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
+from kedrl_dask.checks import as_numbers, check_share, check_word, shown
+
 __all__ = ["MassFunction", "Mixture"]
 
 Array = npt.NDArray[Any]
@@ -65,7 +67,9 @@ class Mixture:
     def cdf(self, t: npt.ArrayLike, coordinate: int) -> Array:
         """P(Y ≤ t) of one coordinate; (n,) for a number t, (n, g) for g of them."""
         y, h = self._column(coordinate)
-        t = np.asarray(t, dtype=np.float64)
+        t = as_numbers("cdf: t", t, finite=False)
+        if np.isnan(t).any():
+            raise ValueError("cdf: t has NaN, expected numbers; leave it out")
         if t.ndim > 1:
             raise ValueError(f"cdf: t has shape {t.shape}, expected a number or (g,)")
         return self.weights @ _below(t - y.reshape(-1, *[1] * t.ndim), h)
@@ -73,9 +77,9 @@ class Mixture:
     def quantile(self, q: npt.ArrayLike, coordinate: int) -> Array:
         """Smallest t with P(Y ≤ t) ≥ q; (n,) for a number q, (n, k) for k of them."""
         y, h = self._column(coordinate)
-        levels = np.asarray(q, dtype=np.float64)
+        levels = as_numbers("quantile: q", q, finite=False)
         if levels.ndim > 1 or not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(f"quantile: q must lie strictly between 0 and 1, got {q!r}")
+            raise ValueError(f"quantile: q must lie strictly between 0 and 1, got {shown(q)}")
         flat = levels.reshape(-1)
         found = self._atom_quantile(flat, y) if h == 0 else self._smooth_quantile(flat, y, h)
         return found.reshape(len(self.weights), *levels.shape)
@@ -106,10 +110,8 @@ class Mixture:
 
         By q ∓ E(q − Y)₊/level at the quantile q, which also divides an atom that the share cuts through.
         """
-        if tail not in ("lower", "upper"):
-            raise ValueError(f"cvar: tail must be 'lower' or 'upper', got {tail!r}")
-        if not 0 < level < 1:
-            raise ValueError(f"cvar: level must lie strictly between 0 and 1, got {level!r}")
+        check_word("cvar: tail", tail, ("lower", "upper"))
+        check_share("cvar: level", level)
         y, h = self._column(coordinate)
         sign = 1.0 if tail == "lower" else -1.0
         q = self.quantile(level if tail == "lower" else 1 - level, coordinate)
@@ -142,13 +144,13 @@ class Mixture:
         chosen = np.atleast_1d(np.asarray(coordinates))
         h = self.bandwidth[[self._index(c) for c in chosen]]
         if bandwidth is not None:
-            h = np.broadcast_to(np.asarray(bandwidth, dtype=np.float64), chosen.shape)
+            h = np.broadcast_to(as_numbers("density: bandwidth", bandwidth), chosen.shape)
         if not (np.isfinite(h).all() and (h > 0).all()):
             raise ValueError(
                 f"density: bandwidth {h.tolist()} of coordinates {chosen.tolist()}; a coordinate without "
                 "smoothing has no density: give a positive bandwidth, or ask pmf or cdf"
             )
-        points = np.asarray(at, dtype=np.float64)
+        points = as_numbers("density: at", at)
         points = points[:, None] if points.ndim == 1 and len(chosen) == 1 else points
         if points.ndim != 2 or points.shape[1] != len(chosen):
             raise ValueError(f"density: at has shape {points.shape}, expected (g, {len(chosen)})")
@@ -183,6 +185,8 @@ class Mixture:
             shifts[:, smooth] = ndtri(uniform) * self.bandwidth[smooth]
             nodes = nodes + shifts
         values = np.asarray(function(nodes.reshape(-1, self.atoms.shape[1])), dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("function gave NaN or infinity; expected finite numbers: check it there")
         if values.shape != (nodes.shape[0] * nodes.shape[1],):
             raise ValueError(
                 f"function gave shape {values.shape} for {nodes.shape[0] * nodes.shape[1]} points; "
@@ -202,9 +206,11 @@ class Mixture:
         if callable(event):
             return self.expectation(lambda points: np.asarray(event(points), dtype=bool))
         dim = self.atoms.shape[1]
-        low, high = (np.asarray(end, dtype=np.float64) for end in event)
+        if not (isinstance(event, tuple | list) and len(event) == 2):
+            raise ValueError(f"prob: an event is (low, high) or a function, got {shown(event)}")
+        low, high = (as_numbers("prob: event", end, finite=False) for end in event)
         if low.shape != (dim,) or high.shape != (dim,) or not (low <= high).all():
-            raise ValueError(f"prob: a box takes low ≤ high of {dim} numbers each, got {event!r}")
+            raise ValueError(f"prob: a box takes low ≤ high of {dim} numbers each, got {shown(event)}")
         inside = np.ones(len(self.atoms))
         for y, h, a, b in zip(self.atoms.T, self.bandwidth, low, high, strict=True):
             inside *= (y >= a) & (y <= b) if h == 0 else ndtr((b - y) / h) - ndtr((a - y) / h)
@@ -213,7 +219,7 @@ class Mixture:
     def _index(self, coordinate: Any) -> int:
         dim = self.atoms.shape[1]
         if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
-            raise ValueError(f"coordinate {coordinate!r} is not one of 0 to {dim - 1}")
+            raise ValueError(f"coordinate {shown(coordinate)} is not one of 0 to {dim - 1}")
         return int(coordinate)
 
     def _column(self, coordinate: int) -> tuple[Array, float]:

@@ -15,7 +15,7 @@ from kedrl_dask.answers import FittedEmbedding, FittedLaw, fitted_embedding
 from kedrl_dask.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.criterion import Space
 from kedrl_dask.estimating import fit_model
-from kedrl_dask.execute import Executor, default_executor
+from kedrl_dask.execute import Executor, checked_executor
 from kedrl_dask.fitting import workspace
 from kedrl_dask.kernels import Matern
 from kedrl_dask.operators import OperatorBlocks
@@ -287,7 +287,7 @@ class KEDRL(BaseEstimator):
         self
         """
         settings, store = self._prepared(store)
-        where = executor or default_executor(), memory, cache
+        where = checked_executor(executor), memory, cache
         fit_model(self, settings, store, policy, *where, progress, run, checkpoint_seconds)
         return self
 
@@ -341,7 +341,7 @@ class KEDRL(BaseEstimator):
             Not yet checked: ``plan.check()`` refuses one over budget.
         """
         settings, store = self._prepared(store)
-        return plan_fit(settings, store, executor or default_executor(), memory, workers, calibrate)
+        return plan_fit(settings, store, checked_executor(executor), memory, workers, calibrate)
 
     def bootstrap(
         self,
@@ -366,7 +366,7 @@ class KEDRL(BaseEstimator):
         with one_blas_thread(), workspace(store, cache) as space:
             return run_bootstrap(
                 self, settings, store, policy, n_replicates, random_state,
-                executor or default_executor(), space, Reporter(progress),
+                checked_executor(executor), space, Reporter(progress),
             )  # fmt: skip
 
     def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy.linalg import eigh_tridiagonal
 from scipy.special import ndtri
 from scipy.stats import qmc
 
+from kedrl_dask.checks import shown
 from kedrl_dask.kernels import Matern
 
 __all__ = ["GaussianNoise", "LogisticNoise", "Noise", "UniformNoise"]
@@ -63,8 +65,8 @@ class Noise(ABC):
         The tensor Gauss rule with as many nodes per coordinate as ``n_nodes`` allows. Where that is not
         even two, that is 1 < ``n_nodes`` < 2^dim, as many scrambled Sobol points of equal weight.
         """
-        if n_nodes < 1:
-            raise ValueError(f"the number of draws must be at least 1, got {n_nodes!r}")
+        if not isinstance(n_nodes, Integral) or n_nodes < 1:
+            raise ValueError(f"the number of draws must be at least 1, got {shown(n_nodes)}")
         return _nodes(self, n_nodes, dim)
 
     def nodes_needed(self, spread: float, kernel: Matern, tolerance: float = 1e-6, at_most: int = 32) -> int:

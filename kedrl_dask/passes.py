@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kedrl_dask import fused
 from kedrl_dask.criterion import Chunk
 from kedrl_dask.division import FIRST_READ, GROUP_ROWS, READ_GROUPS, RowBlock
+from kedrl_dask.drawing import checked_draws
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators
@@ -91,16 +92,23 @@ class TargetActions:
 
     def __call__(self, number: int, group: Transitions, which: slice) -> tuple[Array, Array]:
         """Successor inputs (draws, n, p + q) for some rows of a group, and the weights of the draws."""
-        states = group.next_state[which]
+        states, rows = group.next_state[which], group.rows[which]
         if self.policy.deterministic_draws:
-            actions, weights = self.policy.draws(states, self.n_draws)
+            actions, weights = self._draw(states, None, group, rows)
         else:
             # The whole group draws from one generator, so that a row's actions are always the same.
             rng = np.random.default_rng([self.seed, number])
-            actions, weights = self.policy.draws(group.next_state, self.n_draws, rng)
+            actions, weights = self._draw(group.next_state, rng, group, group.rows)
             actions = actions[:, which]
         states = np.broadcast_to(states, (len(actions), *states.shape))
         return np.concatenate([states, actions], axis=2), weights
+
+    def _draw(
+        self, states: Array, rng: np.random.Generator | None, group: Transitions, rows: Array
+    ) -> tuple[Array, Array]:
+        where = f"the successors of rows {rows[0]} to {rows[-1]}" if len(rows) else "no rows"
+        n_actions = group.next_action.shape[1]
+        return checked_draws(self.policy, states, self.n_draws, rng, n_actions, where)
 
 
 @dataclass(frozen=True)

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
+from kedrl_dask.checks import check_count, check_number, cut, is_word, shown
 from kedrl_dask.exact import RewardShifts
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.ratio import ULSIF, DensityRatio
 from kedrl_dask.schema import MODEL, MODEL_PAIRED, MODEL_RATIO, MODEL_TERMINAL, MODEL_TRANSITIONS, ArraySpec
+from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
 from kedrl_dask.store import ArrayStore, StoreError
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
 
-__all__ = ["finite", "from_json", "load", "open_fitted", "parameters", "save", "to_json", "write_fitted"]
+__all__ = [
+    "damage_reported",
+    "finite",
+    "from_json",
+    "kernel_from_json",
+    "load",
+    "open_fitted",
+    "parameters",
+    "save",
+    "to_json",
+    "write_fitted",
+]
 
 Array = npt.NDArray[Any]
 
 KIND = "kedrl model"
+
+#: Arrays that only some models have.
+OPTIONAL = (*MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS)
 
 _CLASSES = {cls.__name__: cls for cls in (Matern, ULSIF, PCG, LBFGS, AdamW)}
 
@@ -101,12 +118,56 @@ def write_fitted(
     store.finish()
 
 
-def open_fitted(path: str | Path, kind: str, specs: Sequence[ArraySpec]) -> ArrayStore:
-    """Open what :func:`write_fitted` wrote; refuse it if it did not come to its end."""
+def open_fitted(
+    path: str | Path, kind: str, specs: Sequence[ArraySpec], optional: Sequence[ArraySpec] = ()
+) -> Fitted:
+    """Read what :func:`write_fitted` wrote; refuse what did not come to its end, or cannot be a fit's.
+
+    Of the ``optional`` arrays, those that are there.
+    """
     store = ArrayStore.open(path, kind, specs=specs)
-    if not store.attributes.get("complete"):
+    if store.attributes.get("complete") is not True:
         raise StoreError(f"{path}: the model was not written to its end; save it again")
-    return store
+    store.require([spec for spec in optional if spec.name in store.names])
+    arrays: dict[str, Array] = {}
+    sizes: dict[str, int] = {}
+    for spec in (*specs, *(spec for spec in optional if spec.name in store.names)):
+        for dim, size in zip(spec.dims, store.shape(spec.name), strict=True):
+            if sizes.setdefault(dim, size) != size:
+                raise StoreError(
+                    f"{path}: array {spec.name} has {size} along {dim}, the others {sizes[dim]}; the "
+                    "arrays are not of one model: save it again"
+                )
+    store.require_substance()
+    for name in (spec.name for spec in (*specs, *optional) if spec.name in store.names):
+        arrays[name] = store.read(name)
+        if not np.isfinite(arrays[name]).all():
+            raise StoreError(
+                f"{path}: array {name} has entries that are not finite; fit and save the model again"
+            )
+    return Fitted(store.path, arrays, store.attributes)
+
+
+@contextmanager
+def damage_reported(path: str | Path) -> Iterator[None]:
+    """Turn whatever attributes that nobody of the package wrote may cause into an error that says so."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:
+        raise StoreError(
+            f"{path}: settings or numbers of the model are damaged ({type(error).__name__}: "
+            f"{cut(str(error))}); save the model again"
+        ) from error
+
+
+class Fitted(NamedTuple):
+    """What a store of a fitted estimator holds."""
+
+    path: Path
+    arrays: dict[str, Array]
+    attributes: dict[str, Any]
 
 
 def parameters(estimator: BaseEstimator) -> dict[str, Any]:
@@ -115,30 +176,35 @@ def parameters(estimator: BaseEstimator) -> dict[str, Any]:
 
 
 def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
-    """Read a model back."""
-    store = open_fitted(path, KIND, MODEL)
-    attributes = store.attributes
-    read = store.read
+    """Read a model back; nothing in it is trusted to be what :func:`save` wrote."""
+    fitted = open_fitted(path, KIND, MODEL, OPTIONAL)
+    with damage_reported(path):
+        return _assemble(cls, fitted.arrays, fitted.attributes)
+
+
+def _assemble(cls: type[KEDRL], arrays: dict[str, Array], attributes: dict[str, Any]) -> KEDRL:
+    read = arrays.__getitem__
     model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
-    model.input_kernel_ = from_json(attributes["input_kernel"])
-    model.return_kernel_ = from_json(attributes["return_kernel"])
+    settings = Settings(**model.get_params(deep=False))
+    model.input_kernel_ = kernel_from_json(attributes["input_kernel"])
+    model.return_kernel_ = kernel_from_json(attributes["return_kernel"])
     model.ridge_gamma_, model.ridge_b_ = attributes["ridge_gamma"], attributes["ridge_b"]
     # A number in models that were saved before it could be automatic.
     model.mass_penalty_ = attributes.get("mass_penalty", model.mass_penalty)
     model.grid_, model.basis_, model.frequencies_ = read("grid"), read("basis"), read("frequencies")
     model.coefficients_ = read("coefficients")
     features = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
-    terminal = read("terminal") if "terminal" in store.names else None
+    terminal = arrays.get("terminal")
     model.operators_ = ConditionalOperators(
         features, model.basis_, read("continuation"), read("reward"), terminal, read("mass")
     )
-    if "transition_input" in store.names:
+    if "transition_input" in arrays:
         data = read("transition_reward"), read("transition_terminal")
         shifts = RewardShifts(model.return_kernel_, model.grid_, model.discount, *data)
         model.operators_ = ExactOperators.build(
             model.operators_, read("transition_input"), shifts, model.ridge_gamma_
         )
-    model.target_ = read("target") if "target" in store.names else None
+    model.target_ = arrays.get("target")
     model.ratio_ = None
     if attributes["ratio"] is not None:
         numbers = {name: from_json(value) for name, value in attributes["ratio"].items()}
@@ -147,7 +213,41 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     summary = dict(attributes["solution"])
     model.solution_ = Solution(model.coefficients_, Result[summary.pop("result")], history=history, **summary)
     model.diagnostics_ = attributes["diagnostics"]
+    _check_numbers(model, settings)
     return model
+
+
+def _check_numbers(model: KEDRL, settings: Settings) -> None:
+    """Compare settings, sizes and numbers of a model that was read with each other."""
+    for name in ("ridge_gamma_", "ridge_b_", "mass_penalty_"):
+        check_number(name, getattr(model, name), "a number ≥ 0")
+    sizes = model.diagnostics_["sizes"]
+    state_dim, action_dim, reward_dim = (sizes[f"{name}_dim"] for name in ("state", "action", "reward"))
+    for dim in (state_dim, action_dim, reward_dim):
+        check_count("dimension", dim)
+    if (state_dim + action_dim, reward_dim) != (model.basis_.shape[1], model.grid_.shape[1]):
+        raise ValueError(f"sizes {shown(sizes)} are not those of the arrays")
+    settings.check_data(state_dim, action_dim, reward_dim, max(sizes["transitions"], len(model.basis_)))
+    if model.operators_.reward.shape[1] != 2 * len(model.frequencies_):
+        raise ValueError(
+            f"{len(model.frequencies_)} frequencies for {model.operators_.reward.shape[1]} waves"
+        )
+    if (model.target_ is not None) != (settings.construction == "paired"):
+        raise ValueError(f"construction {settings.construction!r} contradicts the arrays")
+    if isinstance(model.operators_, ExactOperators) != (settings.operators == "exact"):
+        raise ValueError(f"operators {settings.operators!r} contradict the arrays")
+    # One evaluation: what is finite by itself may overflow together.
+    weights = model.input_kernel_(model.basis_[:1], model.basis_) @ model.coefficients_
+    if not np.isfinite(weights @ model.return_kernel_(model.grid_, model.grid_[:1])).all():
+        raise ValueError("the embedding is not finite")
+
+
+def kernel_from_json(value: Any) -> Matern:
+    """A kernel, and nothing else."""
+    kernel = from_json(value)
+    if not isinstance(kernel, Matern):
+        raise ValueError(f"expected a Matern kernel, got {shown(value)}")
+    return kernel
 
 
 def _ratio_numbers(ratio: DensityRatio) -> dict[str, Any]:
@@ -173,6 +273,8 @@ def from_json(value: Any) -> Any:
     """Inverse of :func:`to_json`; sequences come back as tuples."""
     if isinstance(value, dict):
         fields = {name: from_json(part) for name, part in value.items() if name != "class"}
+        if not is_word(value.get("class"), *_CLASSES):
+            raise ValueError(f"class {shown(value.get('class'))} is not one of {', '.join(_CLASSES)}")
         return _CLASSES[value["class"]](**fields)
     if isinstance(value, list):
         return tuple(from_json(part) for part in value)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from shutil import disk_usage
 
 from kedrl_dask.cache import Cache
+from kedrl_dask.checks import check_count
 from kedrl_dask.costs import NOMINAL, Sizes
 from kedrl_dask.execute import Executor, ThreadExecutor, parse_memory
 from kedrl_dask.kernels import Matern
@@ -32,6 +33,8 @@ def plan_fit(
 ) -> Plan:
     """Plan a fit; see :meth:`kedrl_dask.KEDRL.plan`."""
     dtype = settings.dtype
+    if n_workers is not None:
+        check_count("plan: workers", n_workers)
     if calibrate:
         kernel = settings.input_kernel if isinstance(settings.input_kernel, Matern) else Matern()
         machine = measure(executor, store, kernel, dtype)

@@ -8,15 +8,25 @@ nothing but the state: not on the chunk, the worker, or a restart. :class:`Funct
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 from numpy.random import Generator
 
+from kedrl_dask.checks import as_numbers, check_count, is_word, shown
 from kedrl_dask.noise import GaussianNoise, LogisticNoise, Noise, UniformNoise
 
-__all__ = ["Function", "Gaussian", "LocationScale", "Logistic", "Policy", "Uniform", "from_dict"]
+__all__ = [
+    "Function",
+    "Gaussian",
+    "LocationScale",
+    "Logistic",
+    "Policy",
+    "Uniform",
+    "from_dict",
+]
 
 Array = npt.NDArray[Any]
 
@@ -98,7 +108,7 @@ class LocationScale(_Immutable):
         q = slope.shape[1]
         width = self._vector(self.scale_name, scale, q)
         if not (width > 0).all():
-            raise ValueError(f"{self._name}: {self.scale_name} must be positive, got {width.tolist()}")
+            raise ValueError(f"{self._name}: {self.scale_name} must be positive, got {shown(width.tolist())}")
         log_slope = None if scale_weights is None else self._matrix("scale_weights", scale_weights)
         if log_slope is not None and log_slope.shape != slope.shape:
             found, expected = log_slope.shape, slope.shape
@@ -155,7 +165,7 @@ class LocationScale(_Immutable):
     def log_density(self, state: Array, action: Array) -> Array:
         """Σ over coordinates of log f((a − location)/scale) − log scale, shape (n,)."""
         location, scale = self.location(state), self.scale_at(state)
-        action = np.asarray(action, dtype=np.float64)
+        action = as_numbers(f"{self._name}.log_density: action", action, finite=False)
         if action.shape != location.shape:
             raise ValueError(
                 f"{self._name}.log_density: action has shape {action.shape}, "
@@ -195,7 +205,7 @@ class LocationScale(_Immutable):
         }
 
     def _matrix(self, name: str, given: npt.ArrayLike) -> Array:
-        value = np.array(given, dtype=np.float64)
+        value = as_numbers(f"{self._name}: {name}", given, finite=False)
         value = value[:, None] if value.ndim == 1 else value
         if value.ndim != 2 or value.size == 0:
             raise ValueError(
@@ -205,20 +215,20 @@ class LocationScale(_Immutable):
         return self._locked(name, value)
 
     def _vector(self, name: str, given: npt.ArrayLike, q: int) -> Array:
-        value = np.array(given, dtype=np.float64)
+        value = as_numbers(f"{self._name}: {name}", given, finite=False)
         if value.shape not in ((), (1,), (q,)):
             raise ValueError(f"{self._name}: {name} has shape {value.shape}, expected a number or ({q},)")
         return self._locked(name, np.broadcast_to(value, (q,)).copy())
 
     def _locked(self, name: str, value: Array) -> Array:
         if not np.isfinite(value).all():
-            raise ValueError(f"{self._name}: {name} must be finite, got {value.tolist()}")
+            raise ValueError(f"{self._name}: {name} must be finite, got {shown(value.tolist())}")
         value.flags.writeable = False
         return value
 
     def _checked_state(self, state: Array) -> Array:
         state = np.asarray(state)
-        if state.ndim != 2 or state.shape[1] != self.state_dim:
+        if state.dtype.kind not in "biuf" or state.ndim != 2 or state.shape[1] != self.state_dim:
             raise ValueError(
                 f"{self._name}: state has shape {state.shape}, expected (n, {self.state_dim}) "
                 f"because weights has {self.state_dim} rows"
@@ -292,10 +302,12 @@ def from_dict(values: Mapping[str, Any]) -> LocationScale:
     Uniform(weights=[[0.5]], bias=[0.0], half_width=[2.0])
     """
     families: dict[Any, type[LocationScale]] = {c.family: c for c in (Gaussian, Uniform, Logistic)}
+    if not isinstance(values, Mapping):
+        raise ValueError(f"a policy must be a dict of its family and parameters, got {shown(values)}")
     parameters = dict(values)
     family = parameters.pop("family", None)
-    if family not in families:
-        raise ValueError(f"policy family {family!r} is not known; expected one of {', '.join(families)}")
+    if not is_word(family, *families):
+        raise ValueError(f"policy family {shown(family)} is not known; expected one of {', '.join(families)}")
     known = {"weights", "bias", families[family].scale_name, "scale_weights"}
     if "weights" not in parameters or not known.issuperset(parameters):
         raise ValueError(
@@ -333,7 +345,14 @@ class Function(_Immutable):
     ) -> None:
         """Keep the callables; what they return is checked at each call."""
         if not callable(sample):
-            raise ValueError(f"Function: sample must be callable as sample(state, rng), got {sample!r}")
+            raise ValueError(f"Function: sample must be callable as sample(state, rng), got {shown(sample)}")
+        if log_density is not None and not callable(log_density):
+            raise ValueError(
+                "Function: log_density must be callable as log_density(state, action), "
+                f"got {shown(log_density)}"
+            )
+        if action_dim is not None:
+            check_count("Function: action_dim", action_dim)
         vars(self).update(_sample=sample, _log_density=log_density, action_dim=action_dim)
 
     @property
@@ -347,14 +366,19 @@ class Function(_Immutable):
             raise ValueError(
                 "Function.draws: its actions are random, pass rng=numpy.random.default_rng(seed)"
             )
-        if n_draws < 1:
-            raise ValueError(f"the number of draws must be at least 1, got {n_draws!r}")
+        if not isinstance(n_draws, Integral) or n_draws < 1:
+            raise ValueError(f"the number of draws must be at least 1, got {shown(n_draws)}")
         return np.stack([self.sample(state, rng) for _ in range(n_draws)]), np.full(n_draws, 1.0 / n_draws)
 
     def sample(self, state: Array, rng: Generator) -> Array:
         """One random action (n, q) for each state, checked for shape and finiteness."""
         action = np.asarray(self._sample(state, rng))
         q = self.action_dim
+        if action.dtype.kind not in "biuf":
+            raise ValueError(
+                f"Function: sample returned dtype {action.dtype}, expected real numbers of shape "
+                f"({len(state)}, {q or 'q'}): one row per state"
+            )
         if action.ndim != 2 or len(action) != len(state) or q not in (None, action.shape[1]):
             raise ValueError(
                 f"Function: sample returned shape {action.shape}, expected ({len(state)}, {q or 'q'}): "
@@ -372,7 +396,7 @@ class Function(_Immutable):
         """Values (n,) of the given log density."""
         if self._log_density is None:
             raise ValueError("Function: no log_density was given; build Function(sample, log_density=...)")
-        values = np.asarray(self._log_density(state, action), dtype=np.float64)
+        values = as_numbers("Function: log_density's result", self._log_density(state, action), finite=False)
         if values.shape != (len(state),) or np.isnan(values).any():
             raise ValueError(
                 f"Function: log_density returned shape {values.shape} with {np.isnan(values).sum()} NaN, "

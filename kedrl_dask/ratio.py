@@ -9,12 +9,14 @@ transitions, so they are gathered chunk by chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
+from kedrl_dask.checks import check_count, check_number, check_word, is_word, shown
 from kedrl_dask.kernels import Matern
 from kedrl_dask.scratch import scratch
 
@@ -29,6 +31,9 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+
+#: More centres than anybody can solve for.
+MOST_CENTERS = 10**5
 
 
 @dataclass(frozen=True)
@@ -57,16 +62,16 @@ class ULSIF:
 
     def __post_init__(self) -> None:
         """Refuse settings that define no estimate."""
-        if self.n_centers < 1:
+        if isinstance(self.n_centers, Integral) and self.n_centers < 1:
             raise ValueError(f"ULSIF: n_centers must be at least 1, got {self.n_centers}")
-        if self.centers_from not in ("numerator", "denominator"):
-            raise ValueError(
-                f"ULSIF: centers_from must be 'numerator' or 'denominator', got {self.centers_from!r}"
-            )
-        if self.ridge != "auto" and not (isinstance(self.ridge, int | float) and self.ridge > 0):
-            raise ValueError(f"ULSIF: ridge must be positive or 'auto', got {self.ridge!r}")
-        if self.clip is not None and not self.clip > 1:
-            raise ValueError(f"ULSIF: clip must exceed 1, the mean of a ratio, got {self.clip}")
+        check_count("ULSIF: n_centers", self.n_centers, most=MOST_CENTERS)
+        check_word("ULSIF: centers_from", self.centers_from, ("numerator", "denominator"))
+        if not is_word(self.ridge, "auto"):
+            check_number("ULSIF: ridge", self.ridge, "positive or 'auto'", open_low=True)
+        if self.kernel is not None and not isinstance(self.kernel, Matern):
+            raise ValueError(f"ULSIF: kernel must be None or a Matern kernel, got {shown(self.kernel)}")
+        if self.clip is not None and not (isinstance(self.clip, Real) and 1 < self.clip < np.inf):
+            raise ValueError(f"ULSIF: clip must exceed 1, the mean of a ratio, got {shown(self.clip)}")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial import cKDTree
 
+from kedrl_dask.checks import as_numbers, check_number, is_word, shown
 from kedrl_dask.kernels import Matern
 from kedrl_dask.mixtures import Mixture
 from kedrl_dask.simplex import SimplexProblem, minimise, minimise_by_adam
@@ -81,16 +82,19 @@ class RecoverySettings:
         """Refuse settings that define no problem."""
         for name in ("ridge", "divergence", "dictionary_ridge"):
             value = getattr(self, name)
-            if value in ("auto", None):
+            if (is_word(value, "auto") and name != "divergence") or (value is None and name[0] == "d"):
                 continue
-            if isinstance(value, str) or not (np.isfinite(value) and value >= 0):
-                raise ValueError(f"recover: {name} must be a number ≥ 0 or 'auto', got {value!r}")
+            check_number(f"recover: {name}", value, "a number ≥ 0 or 'auto'")
+        if self.projected is not None and not isinstance(self.projected, Mapping):
+            raise ValueError(
+                f"recover: projected must be a dict of supports by coordinate, got {shown(self.projected)}"
+            )
         for name, known in (
             ("reference", ("positive", "uniform")),
             ("solver", ("interior-point", "adam")),
         ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"recover: {name} must be one of {known}, got {getattr(self, name)!r}")
+            if not is_word(getattr(self, name), *known):
+                raise ValueError(f"recover: {name} must be one of {known}, got {shown(getattr(self, name))}")
 
     def resolved(self, atoms: Array, gram: Array) -> RecoverySettings:
         """The same with numbers in place of "auto", checked against the atoms."""
@@ -287,8 +291,8 @@ def _problem(
 
 
 def _checked(coefficients: npt.ArrayLike, grid: npt.ArrayLike) -> tuple[Array, Array]:
-    grid = np.asarray(grid, dtype=np.float64)
-    omega = np.asarray(coefficients, dtype=np.float64)
+    grid = as_numbers("recover: grid", grid, finite=False)
+    omega = as_numbers("recover: coefficients", coefficients, finite=False)
     if grid.ndim != 2 or not np.isfinite(grid).all():
         raise ValueError(f"recover: grid of shape {grid.shape} must be finite and (m, d)")
     if omega.ndim != 2 or omega.shape[1] != len(grid):
@@ -302,12 +306,12 @@ def _checked(coefficients: npt.ArrayLike, grid: npt.ArrayLike) -> tuple[Array, A
 def _supports(projected: Mapping[int, npt.ArrayLike], dim: int) -> dict[int, Array]:
     supports = {}
     for coordinate, given in projected.items():
-        support = np.unique(np.asarray(given, dtype=np.float64))
+        support = np.unique(as_numbers(f"recover: the support of {shown(coordinate)}", given, finite=False))
         if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
             raise ValueError(f"recover: projected coordinate {coordinate!r} is not one of 0 to {dim - 1}")
         if support.size == 0 or not np.isfinite(support).all():
             raise ValueError(
-                f"recover: the support of coordinate {coordinate} must be finite numbers, got {given!r}"
+                f"recover: the support of coordinate {coordinate} must be finite numbers, got {shown(given)}"
             )
         supports[int(coordinate)] = support
     return supports
@@ -316,7 +320,8 @@ def _supports(projected: Mapping[int, npt.ArrayLike], dim: int) -> dict[int, Arr
 def _bandwidths(given: Any, atoms: Array, supports: Mapping[int, Array]) -> Array:
     """The bandwidth of each coordinate, zero for projected ones."""
     dim = atoms.shape[1]
-    refusal = f"recover: bandwidth must be 'auto', a number ≥ 0 or {dim} of them, or a dict, got {given!r}"
+    words = f"'auto', a number ≥ 0 or {dim} of them, or a dict"
+    refusal = f"recover: bandwidth must be {words}, got {shown(given)}"
     is_auto = isinstance(given, str) and given == "auto"
     asked = _automatic(atoms, supports) if is_auto else given
     if isinstance(given, Mapping):

@@ -6,7 +6,6 @@ regression of that size can know from what the Bellman step adds or loses.
 
 from __future__ import annotations
 
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,19 +14,30 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
+from kedrl_dask.checks import MOST_SEED, check_count, check_number, check_word, is_word, shown
 from kedrl_dask.choices import TUNING_SAMPLE
 from kedrl_dask.costs import DESIGN_SAMPLE
 from kedrl_dask.design import choose_points
 from kedrl_dask.evaluation import by_rows, checked_inputs, checked_returns
-from kedrl_dask.execute import Executor, default_executor
+from kedrl_dask.execute import Executor, checked_executor
 from kedrl_dask.fitting import workspace
 from kedrl_dask.kernels import Matern
+from kedrl_dask.numerics import require_finite
 from kedrl_dask.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.passes import StreamingPass
-from kedrl_dask.persist import from_json, open_fitted, parameters, to_json, write_fitted
+from kedrl_dask.persist import (
+    damage_reported,
+    from_json,
+    kernel_from_json,
+    open_fitted,
+    parameters,
+    to_json,
+    write_fitted,
+)
 from kedrl_dask.process import one_blas_thread
 from kedrl_dask.progress import Reporter
 from kedrl_dask.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
+from kedrl_dask.settings import MOST_OF_A_SIZE
 from kedrl_dask.streaming import create_sums, episode_blocks, sum_blocks
 from kedrl_dask.sums import read_folds
 from kedrl_dask.transitions import Transitions, TransitionStore
@@ -167,7 +177,7 @@ class ConditionalEmbedding(BaseEstimator):
         self._check_parameters()
         store = pairs if isinstance(pairs, TransitionStore) else TransitionStore.open(pairs)
         self._check_data(store)
-        executor, reporter = executor or default_executor(), Reporter(progress)
+        executor, reporter = checked_executor(executor), Reporter(progress)
         with one_blas_thread():
             with reporter.stage("design"):
                 sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([self.random_state, 1]))
@@ -196,22 +206,16 @@ class ConditionalEmbedding(BaseEstimator):
         """Refuse what cannot be meant, naming the parameter."""
         own = type(self).__name__
         for name in ("n_landmarks", "n_features", "n_blocks"):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-                raise ValueError(f"{own}: {name} must be an integer ≥ 1, got {value!r}")
-        if not (isinstance(self.random_state, Integral) and int(self.random_state) >= 0):
-            raise ValueError(f"{own}: random_state must be an integer ≥ 0, got {self.random_state!r}")
+            check_count(f"{own}: {name}", getattr(self, name), most=MOST_OF_A_SIZE)
+        check_count(f"{own}: random_state", self.random_state, least=0, most=MOST_SEED)
         for name in ("input_kernel", "return_kernel"):
             kernel = getattr(self, name)
-            if not (isinstance(kernel, Matern) or (isinstance(kernel, str) and kernel == "auto")):
-                raise ValueError(f"{own}: {name} must be 'auto' or a Matern kernel, got {kernel!r}")
-        if self.ridge != "auto" and not (isinstance(self.ridge, Real) and 0 < self.ridge < np.inf):
-            raise ValueError(f"{own}: ridge must be 'auto' or a positive number, got {self.ridge!r}")
-        if self.precision not in ("mixed", "double"):
-            raise ValueError(f"{own}: precision must be 'mixed' or 'double', got {self.precision!r}")
-        threshold = self.landmark_threshold
-        if not (isinstance(threshold, Real) and 0 <= threshold < np.inf):
-            raise ValueError(f"{own}: landmark_threshold must be a number ≥ 0, got {threshold!r}")
+            if not (isinstance(kernel, Matern) or is_word(kernel, "auto")):
+                raise ValueError(f"{own}: {name} must be 'auto' or a Matern kernel, got {shown(kernel)}")
+        if not is_word(self.ridge, "auto"):
+            check_number(f"{own}: ridge", self.ridge, "'auto' or a positive number", open_low=True)
+        check_word(f"{own}: precision", self.precision, ("mixed", "double"))
+        check_number(f"{own}: landmark_threshold", self.landmark_threshold, "a number ≥ 0")
 
     def _check_data(self, store: TransitionStore) -> None:
         """Refuse kernels that do not fit the data, and too few pairs to choose with."""
@@ -286,6 +290,7 @@ class ConditionalEmbedding(BaseEstimator):
             self.ridge_ = float(self.ridge)
         responses = np.column_stack([folds["response"].sum(axis=0), folds["mass"].sum(axis=0)])
         solved = solve_ridge(folds["gram"].sum(axis=0), responses, float(count.sum()), self.ridge_)
+        require_finite("the regression", "raise ridge, or give the pairs in other units", solved)
         self.coefficients_ = np.ascontiguousarray(solved[:, :-1])
         self.mass_coefficients_ = np.ascontiguousarray(solved[:, -1])
 
@@ -339,17 +344,27 @@ class ConditionalEmbedding(BaseEstimator):
     @classmethod
     def load(cls, path: str | Path) -> ConditionalEmbedding:
         """Read an embedding written by :meth:`save`."""
-        store = open_fitted(path, KIND, REFERENCE)
-        attributes, read = store.attributes, store.read
+        fitted = open_fitted(path, KIND, REFERENCE)
+        with damage_reported(path):
+            return cls._assemble(fitted.arrays, fitted.attributes)
+
+    @classmethod
+    def _assemble(cls, arrays: dict[str, Array], attributes: dict[str, Any]) -> ConditionalEmbedding:
+        read = arrays.__getitem__
         model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
-        model.input_kernel_ = from_json(attributes["input_kernel"])
-        model.return_kernel_ = from_json(attributes["return_kernel"])
+        model._check_parameters()
+        model.input_kernel_ = kernel_from_json(attributes["input_kernel"])
+        model.return_kernel_ = kernel_from_json(attributes["return_kernel"])
         model.features_ = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
         model.response_features_ = NystromFeatures(
             model.return_kernel_, read("response_landmarks"), read("response_whitening")
         )
         model.coefficients_, model.mass_coefficients_ = read("coefficients"), read("mass")
         model.ridge_, model.diagnostics_ = attributes["ridge"], attributes["diagnostics"]
+        check_number("ridge", model.ridge_, "a number ≥ 0")
+        sizes = model.diagnostics_["sizes"]
+        if sizes["state_dim"] + sizes["action_dim"] != model.features_.landmarks.shape[1]:
+            raise ValueError(f"sizes {shown(sizes)} are not those of the arrays")
         return model
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
+from kedrl_dask.numerics import FitWarning
 from kedrl_dask.spectral import as_complex
 
 __all__ = ["SeparatedParts", "Separation", "SeparationWarning", "separation"]
@@ -31,7 +32,7 @@ FEWEST_BLOCKS = 8
 LEVEL, SHARE = 0.01, 0.5
 
 
-class SeparationWarning(UserWarning):
+class SeparationWarning(FitWarning):
     """The data contradict the assumption of the separated construction."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.checks import MOST_SEED, as_numbers, check_count, check_number, check_word, is_word, shown
 from kedrl_dask.division import even_ranges
 from kedrl_dask.kernels import Matern
 from kedrl_dask.plan import Form
@@ -36,6 +37,10 @@ CHUNK_POINTS, CHUNK_MULTIPLE = 4_096, 8
 EXACT_POINTS, EXACT_BYTES = 512, 2**27
 #: Transitions that k-means divides: five for each conditioning point, but between these.
 FEWEST_CLUSTERED, MOST_CLUSTERED = 20_000, 100_000
+#: Largest sizes and numbers of draws that can be meant; below them a plan says what they cost.
+MOST_OF_A_SIZE, MOST_DRAWS = 10**6, 4_096
+#: Largest penalties, expansion of the grid and returns: products of them stay in the range of floats.
+LARGEST_PENALTY, LARGEST_EXPANSION, LARGEST_RETURN = 1e30, 1e6, 1e100
 
 
 @dataclass(frozen=True)
@@ -82,23 +87,24 @@ class Settings:
         self._check_count("n_blocks")
         self._check_conditioning()
         for name in (*MOST, "n_draws", "chunk_points"):
-            if getattr(self, name) != "auto":
+            if not is_word(getattr(self, name), "auto"):
                 self._check_count(name, "'auto' or ")
-        if not (isinstance(self.random_state, Integral) and int(self.random_state) >= 0):
-            raise ValueError(f"KEDRL: random_state must be an integer ≥ 0, got {self.random_state!r}")
+        check_count("KEDRL: random_state", self.random_state, least=0, most=MOST_SEED)
         for name in ("ridge_gamma", "ridge_b"):
-            value = getattr(self, name)
-            if value != "auto" and not (isinstance(value, Real) and 0 < value < np.inf):
-                raise ValueError(f"KEDRL: {name} must be 'auto' or a positive number, got {value!r}")
-        for name in ("mass_penalty", "negative_penalty", "landmark_threshold"):
-            value = getattr(self, name)
-            is_auto = name == "mass_penalty" and isinstance(value, str) and value == "auto"
-            if not (is_auto or (isinstance(value, Real) and 0 <= value < np.inf)):
-                allowed = "'auto' or a number ≥ 0" if name == "mass_penalty" else "a number ≥ 0"
-                raise ValueError(f"KEDRL: {name} must be {allowed}, got {value!r}")
-        if not (isinstance(self.grid_expansion, Real) and 1 <= self.grid_expansion < np.inf):
-            raise ValueError(f"KEDRL: grid_expansion must be at least 1, got {self.grid_expansion!r}")
+            if not is_word(getattr(self, name), "auto"):
+                self._check_number(name, "'auto' or a positive number", open_low=True, high=LARGEST_PENALTY)
+        if not is_word(self.mass_penalty, "auto"):
+            self._check_number("mass_penalty", "'auto' or a number ≥ 0", high=LARGEST_PENALTY)
+        self._check_number("negative_penalty", "a number ≥ 0", high=LARGEST_PENALTY)
+        self._check_number("landmark_threshold", "a number ≥ 0")
+        self._check_number("grid_expansion", "at least 1", low=1, high=LARGEST_EXPANSION)
         self._check_solver()
+
+    def _check_number(self, name: str, expected: str, high: float = np.inf, **bounds: Any) -> None:
+        value = getattr(self, name)
+        check_number(f"KEDRL: {name}", value, expected, **bounds)
+        if value > high:
+            raise ValueError(f"KEDRL: {name} must be at most {high:g}, got {value!r}")
 
     def _check_choices(self) -> None:
         choices: dict[str, tuple[Any, ...]] = {
@@ -111,10 +117,7 @@ class Settings:
             "operators": ("features", "exact"),
         }
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"KEDRL: {name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}"
-                )
+            check_word(f"KEDRL: {name}", getattr(self, name), allowed)
         if self.operators == "exact" and self.construction != "separated":
             raise ValueError(
                 f"KEDRL: operators='exact' needs construction='separated', got {self.construction!r}: "
@@ -122,15 +125,14 @@ class Settings:
             )
         for name in ("input_kernel", "return_kernel"):
             kernel = getattr(self, name)
-            if not (isinstance(kernel, Matern) or (isinstance(kernel, str) and kernel == "auto")):
-                raise ValueError(f"KEDRL: {name} must be 'auto' or a Matern kernel, got {kernel!r}")
+            if not (isinstance(kernel, Matern) or is_word(kernel, "auto")):
+                raise ValueError(f"KEDRL: {name} must be 'auto' or a Matern kernel, got {shown(kernel)}")
         if self.ratio is not None and not isinstance(self.ratio, ULSIF):
-            raise ValueError(f"KEDRL: ratio must be None or ULSIF settings, got {self.ratio!r}")
+            raise ValueError(f"KEDRL: ratio must be None or ULSIF settings, got {shown(self.ratio)}")
 
     def _check_count(self, name: str, otherwise: str = "") -> None:
-        value = getattr(self, name)
-        if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-            raise ValueError(f"KEDRL: {name} must be {otherwise}an integer ≥ 1, got {value!r}")
+        most = MOST_DRAWS if name == "n_draws" else MOST_OF_A_SIZE
+        check_count(f"KEDRL: {name}", getattr(self, name), otherwise=otherwise, most=most)
 
     def _check_conditioning(self) -> None:
         n = self.n_conditioning
@@ -139,7 +141,7 @@ class Settings:
         if not (is_count or is_share or n is None or (isinstance(n, str) and n == "all")):
             raise ValueError(
                 "KEDRL: n_conditioning must be an integer ≥ 1, a fraction in (0, 1] of the transitions, "
-                f"'all' or None, got {n!r}"
+                f"'all' or None, got {shown(n)}"
             )
         if isinstance(self.conditioning, str) and self.conditioning not in ("random", "kmeans"):
             raise ValueError(
@@ -166,8 +168,8 @@ class Settings:
 
     def _check_solver(self) -> None:
         solver = by_name(self.solver)
-        if not hasattr(solver, "solve"):
-            raise ValueError(f"KEDRL: solver must be a name or a solver object, got {self.solver!r}")
+        if isinstance(solver, type) or not callable(getattr(solver, "solve", None)):
+            raise ValueError(f"KEDRL: solver must be a name or a solver object, got {shown(self.solver)}")
         if isinstance(solver, PCG) and self.negative_penalty > 0:
             raise ValueError("KEDRL: solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
 
@@ -180,18 +182,35 @@ class Settings:
             if n_lengths not in (1, dim):
                 raise ValueError(f"KEDRL: {name} has {n_lengths} length scales, the data have {dim} columns")
         if self.grid is not None:
-            grid = np.asarray(self.grid, dtype=np.float64)
-            if grid.ndim != 2 or grid.shape[1] != reward_dim or not np.isfinite(grid).all():
+            grid = as_numbers("KEDRL: grid", self.grid, finite=False)
+            fits = grid.ndim == 2 and grid.shape[1] == reward_dim and len(grid) > 0
+            if not (fits and (np.abs(grid) <= LARGEST_RETURN).all()):
                 raise ValueError(
                     f"KEDRL: grid must be finite with one row per atom and {reward_dim} columns, "
                     f"got shape {grid.shape}"
                 )
         if self.reward_bounds is not None:
-            shapes = [np.atleast_1d(bound).shape for bound in self.reward_bounds]
-            if shapes != [(reward_dim,)] * 2:
-                raise ValueError(
-                    f"KEDRL: reward_bounds must be (low, high), {reward_dim} numbers each, not {shapes}"
-                )
+            self._check_bounds(reward_dim)
+
+    def _check_bounds(self, reward_dim: int) -> None:
+        given: Any = self.reward_bounds
+        if not (isinstance(given, tuple | list) and len(given) == 2):
+            raise ValueError(f"KEDRL: reward_bounds must be (low, high), got {shown(given)}")
+        low, high = (
+            np.atleast_1d(as_numbers("KEDRL: reward_bounds", bound, finite=False)) for bound in given
+        )
+        if low.shape != (reward_dim,) or high.shape != (reward_dim,):
+            shapes = [low.shape, high.shape]
+            raise ValueError(
+                f"KEDRL: reward_bounds must be (low, high), {reward_dim} numbers each, not {shapes}"
+            )
+        if not (np.abs([low, high]) <= LARGEST_RETURN).all() or not (
+            (low <= high).all() and (low < high).any()
+        ):
+            raise ValueError(
+                "KEDRL: reward bounds must be finite with low ≤ high, and not all the same, "
+                f"got {low.tolist()} and {high.tolist()}"
+            )
 
     def _check_points(self, input_dim: int, n_transitions: int) -> None:
         if self.given_points is not None:

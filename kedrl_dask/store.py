@@ -10,18 +10,34 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
+from math import prod
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from kedrl_dask import files
 from kedrl_dask._version import __version__
+from kedrl_dask.checks import shown
+from kedrl_dask.foreign import (
+    MOST_FILE_BYTES,
+    MOST_METADATA_BYTES,
+    MOST_UNPACKED_BYTES,
+    UnsafeFile,
+    check_file,
+    check_parent,
+    checked_path,
+    reason,
+    unpacked_bytes,
+    what_is_foreign,
+)
 from kedrl_dask.schema import ArraySpec
 
 __all__ = [
@@ -42,6 +58,11 @@ PathLike = str | os.PathLike[str]
 FORMAT_VERSION = 2
 #: From this version on every chunk ends in its checksum, and none is left out because it is all zeros.
 CHECKED_FROM = 2
+
+#: Reads below this are not held against the memory that is free.
+SMALL_BYTES = 2**28
+#: How many times smaller than its numbers a fitted model may be on disk.
+MOST_PACKED = 100
 
 # Chunks in flight per read or write. Many worker threads read at once, so parallelism comes from them;
 # zarr's own default would multiply with it.
@@ -95,9 +116,19 @@ def attributes_at(path: PathLike) -> dict[str, Any] | None:
         return None
 
 
+def _codec_names(array: zarr.Array[Any]) -> list[str]:
+    """Classes of an array's codecs; none at all in another version of Zarr's format."""
+    return [type(codec).__name__ for codec in getattr(array.metadata, "codecs", ())]
+
+
 def check_vacant(path: PathLike) -> Path:
     """Return the path if a store can be created there; refuse a file or a non-empty directory."""
-    path = Path(path)
+    path = checked_path(path)
+    if path.is_symlink() and not path.exists():
+        raise FileExistsError(
+            f"{path}: a symbolic link that leads nowhere; remove it or choose another path for the new store"
+        )
+    check_parent(path)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path}: already exists; delete it or choose another path for the new store")
     return path
@@ -118,6 +149,26 @@ async def _end_of_writes() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others)
+
+
+class PlainFiles(LocalStore):
+    """Files below a directory, of which only regular ones of sensible sizes are read."""
+
+    def __init__(self, root: Path | str, *, read_only: bool = False) -> None:
+        """Take the directory; arrays join ``packed`` when they are known to be compressed."""
+        super().__init__(root, read_only=read_only)
+        self.packed: set[str] = set()
+
+    async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+        """The content of a file, or None if there is none."""
+        is_metadata = key.rsplit("/", 1)[-1] == "zarr.json"
+        check_file(self.root / key, MOST_METADATA_BYTES if is_metadata else MOST_FILE_BYTES)
+        content = await super().get(key, *arguments, **options)
+        if content is not None and not is_metadata and key.split("/", 1)[0] in self.packed:
+            size = unpacked_bytes(content[:18].to_bytes())
+            if size is None or size > MOST_UNPACKED_BYTES:
+                raise UnsafeFile(f"{self.root / key} would unpack to {size or 'unknown'} bytes")
+        return content
 
 
 class ArrayStore:
@@ -170,7 +221,7 @@ class ArrayStore:
         if unknown:
             raise ValueError(f"{path}: no size given for dimension {', '.join(sorted(unknown))}")
         own = {"kind": kind, "format_version": FORMAT_VERSION, "created_by": f"kedrl_dask {__version__}"}
-        group = zarr.create_group(path, zarr_format=3, attributes={**(attributes or {}), **own})
+        group = zarr.create_group(PlainFiles(path), zarr_format=3, attributes={**(attributes or {}), **own})
         for spec in specs:
             group.create_array(
                 spec.name,
@@ -196,21 +247,28 @@ class ArrayStore:
             If there is no such store, it is of another kind or from a newer version of the package, or
             an array of ``specs`` is missing or differs from its declaration.
         """
-        path = Path(path)
+        path = checked_path(path)
         if not path.exists():
             raise StoreError(f"{path}: no such store; check the path, or create the store first")
+        if not path.is_dir():
+            raise StoreError(
+                f"{path}: not a Zarr v3 group (a file); give the directory of a store, unpacked if it is an "
+                "archive"
+            )
         try:
             # A writer must see the arrays' own metadata: the consolidated copy is that of the last
             # finish(), and lags behind while sizes change.
             group = zarr.open_group(
-                path,
+                PlainFiles(path),
                 mode="r+" if writable else "r",
                 zarr_format=3,
                 use_consolidated=False if writable else None,
             )
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except PermissionError:
+            raise
+        except Exception as error:  # whatever a parser makes of a file that anybody may have written
             raise StoreError(
-                f"{path}: not a Zarr v3 group ({type(error).__name__}); give the directory of a store"
+                f"{path}: not a Zarr v3 group ({reason(error)}); give the directory of a store"
             ) from error
         store = cls(path, group)
         store._check(kind, specs)
@@ -221,13 +279,17 @@ class ArrayStore:
         found, version = self._group.attrs.get("kind"), self._group.attrs.get("format_version")
         if found != kind or not isinstance(version, int):
             raise StoreError(
-                f"{self._path}: a store of kind {found!r}, expected {kind!r}; give the right path"
+                f"{self._path}: a store of kind {shown(found)}, expected {kind!r}; give the right path"
             )
         if version > FORMAT_VERSION:
             raise StoreError(
                 f"{self._path}: format version {version}, this package reads up to {FORMAT_VERSION}; "
                 "install a newer kedrl-dask"
             )
+        self.require(specs)
+
+    def require(self, specs: Iterable[ArraySpec]) -> None:
+        """Compare arrays with their declarations."""
         for spec in specs:
             array = self._array(spec.name)
             if _dims(array) != spec.dims:
@@ -244,14 +306,23 @@ class ArrayStore:
     def _array(self, name: str) -> zarr.Array[Any]:
         """Return the named array; its metadata is read once per store object."""
         if name not in self._arrays:
+            remedy = "write the store again, or restore it from a copy"
             try:
                 array = self._group[name]
             except KeyError:
                 array = None
-            if not isinstance(array, zarr.Array):
+            except Exception as error:  # as in open
                 raise StoreError(
-                    f"{self._path}: array {name} is missing; write the store again, or restore it from a copy"
-                )
+                    f"{self._path}: array {name} has no sound metadata ({reason(error)}); {remedy}"
+                ) from error
+            if not isinstance(array, zarr.Array):
+                raise StoreError(f"{self._path}: array {name} is missing; {remedy}")
+            codecs = _codec_names(array)
+            if (wrong := what_is_foreign(array.shape, array.chunks, array.dtype, codecs)) is not None:
+                raise StoreError(f"{self._path}: array {name} has {wrong}; {remedy}")
+            plain = self._group.store
+            if "ZstdCodec" in codecs and isinstance(plain, PlainFiles):
+                plain.packed.add(name)
             self._arrays[name] = array.with_config({"write_empty_chunks": True})
         return self._arrays[name]
 
@@ -264,7 +335,12 @@ class ArrayStore:
     def names(self) -> tuple[str, ...]:
         """Names of the arrays, sorted."""
         if not self._names:  # listing a directory takes milliseconds, and arrays are never added
-            self._names = tuple(sorted(self._group.array_keys()))
+            try:
+                self._names = tuple(sorted(self._group.array_keys()))
+            except Exception as error:  # as in open
+                raise StoreError(
+                    f"{self._path}: its arrays cannot be listed ({reason(error)}); restore it from a copy"
+                ) from error
         return self._names
 
     @property
@@ -306,13 +382,19 @@ class ArrayStore:
             raise ValueError(
                 f"{self._path}: array {name} has {array.shape[0]} rows, asked for {start}:{stop}"
             )
+        n_bytes = (stop - start) * prod(array.shape[1:]) * array.dtype.itemsize
+        if n_bytes > SMALL_BYTES and n_bytes > (free := psutil.virtual_memory().available):
+            raise StoreError(
+                f"{self._path}: array {name}, rows {start}:{stop} take {n_bytes / 2**30:,.1f} GiB, of which "
+                f"{free / 2**30:,.1f} are free; read fewer rows, or restore the store if it is not so large"
+            )
         try:
             if self._is_checked:
                 self._check_present(name, start, stop)
             return np.asarray(array[start:stop])
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # of a codec, or of a file that cannot be read
             raise DamageError(
-                f"{self._path}: array {name}, rows {start}:{stop} cannot be read ({error}); the file "
+                f"{self._path}: array {name}, rows {start}:{stop} cannot be read ({reason(error)}); the file "
                 f"{self._damaged_file(name, start, stop)} is damaged: restore it from a copy, "
                 "or write the store again",
                 self._path,
@@ -412,6 +494,21 @@ class ArrayStore:
                 f"start and end on multiples of {length}, or end at row {array.shape[0]}"
             )
         array[start:stop] = values.astype(array.dtype, casting="same_kind", copy=False)
+
+    def require_substance(self) -> None:
+        """Refuse arrays that claim far more than there is on disk: chunks that are absent count as zeros.
+
+        For stores of numbers that do not compress, read as a whole.
+        """
+        claimed = sum(prod(self.shape(name)) * self._array(name).dtype.itemsize for name in self.names)
+        if claimed <= SMALL_BYTES:
+            return
+        on_disk = sum(file.stat().st_size for file in self._path.rglob("*") if file.is_file())
+        if claimed > MOST_PACKED * on_disk:
+            raise StoreError(
+                f"{self._path}: claims {claimed:,} bytes in {on_disk:,} on disk; chunks are missing: "
+                "restore it from a copy"
+            )
 
     def resize(self, dim: str, size: int) -> None:
         """Lengthen or cut all arrays that have this leading dimension; new rows are zero."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kedrl_dask.episodes import EpisodeIndex
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.store import ArrayStore, PathLike, StoreError, check_vacant, digest
-from kedrl_dask.validation import DataError, DataWarning, check_arrays, check_end, check_sequence
+from kedrl_dask.validation import DataError, DataWarning, check_arrays, check_end, check_scale, check_sequence
 from kedrl_dask.writer import Moments, Writer, fingerprint, open_committed
 
 __all__ = [
@@ -145,6 +145,9 @@ class TransitionStore:
         last = check_sequence(sequence, lambda row: f"row {order[row]}", None)
         check_end(last, f"row {order[-1]}")
         dims = {name: rows[name].shape[1] for name in ("state", "action", "reward")}
+        for name in dims:
+            ends = np.stack([rows[name].min(axis=0), rows[name].max(axis=0)]).astype(np.float64)
+            check_scale(name, np.abs(ends).max(axis=0))
         with Writer.create(path, dims, chunk_rows) as writer:
             for start in range(0, order.size, chunk_rows):
                 part = order[start : start + chunk_rows]
@@ -236,7 +239,7 @@ class TransitionStore:
         """Column-wise ``mean``, ``std``, ``min`` and ``max`` over all rows of state, action and reward."""
         moments = {name: Moments.from_json(m) for name, m in self._attributes["moments"].items()}
         return {
-            name: {"mean": m.mean, "std": np.sqrt(m.squares / m.count), "min": m.minimum, "max": m.maximum}
+            name: {"mean": m.mean, "std": m.deviation, "min": m.minimum, "max": m.maximum}
             for name, m in moments.items()
         }
 
@@ -253,6 +256,8 @@ class TransitionStore:
         episode, state, action, reward = (
             self._arrays.read(name, start, ahead) for name in ("episode", "state", "action", "reward")
         )
+        for name, values in (("state", state), ("action", action), ("reward", reward)):
+            self._require_finite(name, values, np.arange(start, ahead))
         continues = np.zeros(stop - start, dtype=bool)
         continues[: max(0, ahead - start - 1)] = episode[1:] == episode[:-1]
         local = np.flatnonzero(continues | self._arrays.read("terminated", start, stop))
@@ -273,6 +278,8 @@ class TransitionStore:
         episode, state, action, reward = (
             self._arrays.take(name, needed) for name in ("episode", "state", "action", "reward")
         )
+        for name, values in (("state", state), ("action", action), ("reward", reward)):
+            self._require_finite(name, values, needed)
         return _pair(
             needed,
             episode,
@@ -282,6 +289,15 @@ class TransitionStore:
             action,
             reward,
         )
+
+    def _require_finite(self, name: str, values: Array, rows: Array) -> None:
+        """Refuse what no writer of this package lets pass: a file was altered."""
+        if not np.isfinite(values).all():
+            bad = np.flatnonzero(~np.isfinite(values).all(axis=1))[0]
+            raise StoreError(
+                f"{self.path}: array {name}, row {rows[bad]} is {values[bad].tolist()}, expected finite "
+                "numbers; the file is damaged: restore the store from a copy, or write it again"
+            )
 
     def block_edges(self, n_blocks: int) -> list[int]:
         """Cut the rows into at most ``n_blocks`` blocks of whole episodes of nearly equal length.
@@ -316,6 +332,8 @@ class TransitionStore:
             name: np.concatenate([self._arrays.read(name, start, stop) for start, stop in windows])
             for name in EpisodeRows._fields
         }
+        rows = np.concatenate([np.arange(*window) for window in windows])
+        self._require_finite("reward", read["reward"], rows)
         return EpisodeRows(**read)
 
     @property

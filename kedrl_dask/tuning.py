@@ -50,7 +50,7 @@ TUNING_FOLDS = 5
 def standard_deviations(points: Array) -> Array:
     """Standard deviation of each coordinate; one where it is constant, as it then carries no scale."""
     spread = points.std(axis=0)
-    return np.where(spread > 1e-12 * np.maximum(np.abs(points).max(axis=0), 1), spread, 1.0)
+    return np.where(spread > 1e-12 * np.abs(points).max(axis=0), spread, 1.0)
 
 
 def median_kernel(points: Array, nu: float = 5.5, random_state: int = 0) -> Matern:

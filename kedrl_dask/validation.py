@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DataError", "DataWarning", "LastRow", "check_arrays", "check_end", "check_sequence"]
+__all__ = [
+    "DataError",
+    "DataWarning",
+    "LastRow",
+    "check_arrays",
+    "check_end",
+    "check_scale",
+    "check_sequence",
+]
 
 Array = npt.NDArray[Any]
 Locate = Callable[[int], str]  # words for a row of the arrays at hand; −1 is the row before the first
@@ -20,6 +28,9 @@ Locate = Callable[[int], str]  # words for a row of the arrays at hand; −1 is 
 _MATRICES = ("state", "action", "reward")
 _ROWS_AT_ONCE = 65_536  # so that checking an array mapped from disk does not read it into memory
 _EXACT = 2**53  # from here on, floats skip integers
+#: Largest size of an entry, and smallest of the largest in a column: their squares, and sums and products of
+#: these, are numbers too.
+LARGEST, SMALLEST = 1e100, 1e-100
 
 
 class DataError(ValueError):
@@ -135,17 +146,33 @@ def _as_vector(name: str, given: npt.ArrayLike | None) -> Array:
 
 
 def _check_finite(name: str, values: Array, where: Locate) -> None:
-    """Refuse NaN and infinity, also those that appear on conversion to float64."""
+    """Refuse NaN and infinity, also those that appear on conversion to float64, and what has no square."""
     for start in range(0, values.shape[0], _ROWS_AT_ONCE):
         with np.errstate(over="ignore"):
             block = np.asarray(values[start : start + _ROWS_AT_ONCE], dtype=np.float64)
-        bad = ~np.isfinite(block)
-        if bad.any():
-            row, column = (int(i) for i in np.argwhere(bad)[0])
+        bad = ~(np.abs(block) <= LARGEST)
+        if not bad.any():
+            continue
+        row, column = (int(i) for i in np.argwhere(bad)[0])
+        found = f"{name}: {where(start + row)}, column {column} is {block[row, column]}"
+        if np.isfinite(block[row, column]):
             raise DataError(
-                f"{name}: {where(start + row)}, column {column} is {block[row, column]}, expected a finite "
-                "number; drop the episode from there on, or fill the value in"
+                f"{found}, expected at most {LARGEST:g} in size, as squares of it overflow; give the column "
+                "in other units"
             )
+        raise DataError(
+            f"{found}, expected a finite number; drop the episode from there on, or fill the value in"
+        )
+
+
+def check_scale(name: str, largest: Array) -> None:
+    """Refuse columns whose largest entries are so small that their squares are lost."""
+    small = np.flatnonzero((largest > 0) & (largest < SMALLEST))
+    if small.size:
+        raise DataError(
+            f"{name}: column {small[0]} is nowhere larger than {largest[small[0]]:.3g}, expected at least "
+            f"{SMALLEST:g}, as squares of it vanish; give the column in other units"
+        )
 
 
 def _as_integers(name: str, values: Array, where: Locate) -> Array:

@@ -6,16 +6,27 @@ import hashlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.checks import as_numbers, check_count, cut
 from kedrl_dask.files import checksum_of
+from kedrl_dask.foreign import MOST_SIZE, MOST_UNPACKED_BYTES
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.store import ArrayStore, PathLike, StoreError, digest
-from kedrl_dask.validation import DataError, DataWarning, LastRow, check_arrays, check_end, check_sequence
+from kedrl_dask.validation import (
+    DataError,
+    DataWarning,
+    LastRow,
+    check_arrays,
+    check_end,
+    check_scale,
+    check_sequence,
+)
 
 __all__ = ["Moments", "Writer", "fingerprint", "open_committed"]
 
@@ -34,6 +45,8 @@ _COMMITTED = (
     "moments",
 )
 _DIGESTS_PER_CHUNK = 1024
+#: A standard deviation that is a smaller share of the entries is their rounding.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,16 @@ class Moments:
             np.minimum(self.minimum, other.minimum),
             np.maximum(self.maximum, other.maximum),
         )
+
+    @property
+    def largest(self) -> Array:
+        """Largest size of an entry of each column."""
+        return np.maximum(np.abs(self.minimum), np.abs(self.maximum))
+
+    @property
+    def deviation(self) -> Array:
+        """Standard deviation of each column."""
+        return np.sqrt(self.squares / self.count)
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers; JSON keeps every digit of a float."""
@@ -99,7 +122,42 @@ def open_committed(path: PathLike, writable: bool = False) -> ArrayStore:
             f"{arrays.path / 'zarr.json'} is damaged, its attributes have changed; restore the store from a "
             "copy, or write it again"
         )
+    try:
+        _check_attributes(arrays, attributes)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(
+            f"{arrays.path}: its attributes are damaged ({cut(str(error))}); restore the store from "
+            "a copy, or write it again"
+        ) from error
     return arrays
+
+
+def _check_attributes(arrays: ArrayStore, attributes: Mapping[str, Any]) -> None:
+    """Compare what the last commit says with the arrays."""
+    n_rows, n_episodes, n_terminal = (attributes[name] for name in ("n_rows", "n_episodes", "n_terminal"))
+    for name in ("n_rows", "n_episodes", "n_terminal"):
+        check_count(name, attributes[name], least=0 if name == "n_terminal" else 1, most=MOST_SIZE)
+    if not n_terminal <= n_episodes <= n_rows or n_rows - n_episodes + n_terminal < 1:
+        raise ValueError(f"{n_rows} rows cannot be {n_episodes} episodes, {n_terminal} of them terminal")
+    length = arrays.chunk("row")
+    for spec in TRANSITIONS:
+        if arrays.shape(spec.name)[0] < n_rows or arrays.shape(spec.name)[1:] == (0,):
+            raise ValueError(f"{n_rows} rows, but array {spec.name} has shape {arrays.shape(spec.name)}")
+    n_digests, *digest_shape = arrays.shape(TRANSITION_DIGESTS.name)
+    if n_digests < n_rows // length or digest_shape != [len(TRANSITIONS), 32]:
+        raise ValueError(f"{n_digests} digests for {n_rows // length} full chunks")
+    tail = attributes["tail_digests"]
+    if [len(bytes.fromhex(text)) for text in tail] != [32] * len(TRANSITIONS) * (n_rows % length > 0):
+        raise ValueError("the digests of the last chunk are not those of every array")
+    if len(bytes.fromhex(attributes["fingerprint"])) != 32:
+        raise ValueError("the fingerprint is not a sha256")
+    for name in ("state", "action", "reward"):
+        kinds = ["moments", *(["full_moments"] if n_rows >= length else [])]
+        for moments in (Moments.from_json(attributes[kind][name]) for kind in kinds):
+            shapes = {as_numbers(key, getattr(moments, key)).shape for key in _MOMENT_ARRAYS}
+            if shapes != {arrays.shape(name)[1:]} or not (as_numbers(name, moments.squares) >= 0).all():
+                raise ValueError(f"the moments of {name} are not those of its columns")
+            check_count("count", moments.count, most=MOST_SIZE)
 
 
 def chunk_digests(rows: Mapping[str, Array]) -> Array:
@@ -140,8 +198,15 @@ class Writer:
     def create(cls, path: PathLike, dims: Mapping[str, int], chunk_rows: int) -> Writer:
         """Begin a new store with these numbers of columns for state, action and reward."""
         for name, value in (*((f"{name}_dim", n) for name, n in dims.items()), ("chunk_rows", chunk_rows)):
-            if value < 1:
+            if isinstance(value, Integral) and value < 1:
                 raise ValueError(f"{name}: is {value}, expected at least 1")
+            check_count(name, value)
+        row_bytes = 8 * max(dims.values())
+        if chunk_rows * row_bytes > MOST_UNPACKED_BYTES:
+            raise ValueError(
+                f"chunk_rows: is {chunk_rows:,}, and chunks of so many rows cannot be compressed; give at "
+                f"most {MOST_UNPACKED_BYTES // row_bytes:,}"
+            )
         sizes = {f"{name}_dim": n for name, n in dims.items()}
         arrays = ArrayStore.create(
             path,
@@ -293,12 +358,21 @@ class Writer:
             raise DataError("state: has 0 rows, expected at least one recorded time point; append data first")
         check_end(self._last, f"row {self._n_rows - 1} of the store, the last one,")
         moments = self._merged(self._n_rows - self._start)
+        for name, of_array in moments.items():
+            check_scale(name, of_array.largest)
         self._commit(moments)
         self._status = "closed"
         for name, of_array in moments.items():
-            for column in np.flatnonzero(of_array.minimum == of_array.maximum):
+            constant = of_array.minimum == of_array.maximum
+            for column in np.flatnonzero(constant):
                 value = of_array.minimum[column]
                 message = f"{name}: column {column} is {value} in every row; leave out a constant column"
+                warnings.warn(message, DataWarning, stacklevel=3)
+            for column in np.flatnonzero(~constant & (of_array.deviation <= ROUNDING * of_array.largest)):
+                message = (
+                    f"{name}: column {column} differs from {of_array.mean[column]} by rounding only, and "
+                    "counts as constant; give it as the difference from this"
+                )
                 warnings.warn(message, DataWarning, stacklevel=3)
 
     def _commit(self, moments: Mapping[str, Moments]) -> None:

@@ -15,13 +15,14 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "criterion", "design", "exact", "functionals", "fused", "grid", "kernels", "mixtures", "noise",
-        "nystrom", "operators", "overlap", "paired", "policies", "precondition", "ratio", "recovery",
-        "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "summaries", "theory", "tuning",
+        "checks", "criterion", "design", "drawing", "exact", "functionals", "fused", "grid",
+        "kernels", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
+        "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex", "sizing",
+        "solvers", "spectral", "summaries", "theory", "tuning",
     },
     # Storage and execution.
     2: {
-        "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files",
+        "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files", "foreign",
         "objective", "paired_costs", "paired_objective", "passes", "plan", "probe", "process", "progress",
         "schema", "store", "target", "transitions", "validation", "writer",
     },

@@ -7,8 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from kedrl_dask._version import __version__
+from kedrl_dask.checks import printable
 from kedrl_dask.cli import demo, fit, plan, report, simulate, study
-from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, STOPPED, TERMINATED, log_lines
+from kedrl_dask.cli.common import (
+    BAD_INPUT,
+    EXIT_CODES,
+    INTERRUPTED,
+    STOPPED,
+    TERMINATED,
+    Parser,
+    log_lines,
+)
 from kedrl_dask.process import Stopped, Terminated, terminable
 
 __all__ = ["main"]
@@ -45,12 +54,12 @@ def _left(options: argparse.Namespace) -> str:
 
 def _say(what: str, more: str, code: int) -> int:
     """One line on standard error; returns the exit code."""
-    print(" ".join("; ".join(filter(None, [what, more])).split()), file=sys.stderr)
+    print(printable("; ".join(filter(None, [what, more]))), file=sys.stderr)
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kedrl",
         description="Offline evaluation of the joint law of multivariate discounted returns (KE-DRL).",
         epilog=EXIT_CODES,

@@ -9,9 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
 
+from kedrl_dask.checks import MOST_SEED, printable, shown
 from kedrl_dask.datasets.simulation import PAIRS
+from kedrl_dask.foreign import checked_path
 
 __all__ = [
     "BAD_INPUT",
@@ -23,15 +26,22 @@ __all__ = [
     "STOPPED",
     "SUCCESS",
     "TERMINATED",
+    "Parser",
     "Verbs",
     "add_verb",
     "as_json",
     "count",
     "log_lines",
     "number",
+    "path",
     "positive",
     "print_out",
+    "replicates",
+    "workers",
 ]
+
+#: Most cells of a kind, and worker processes, that can be meant.
+MOST_REPLICATES, MOST_WORKERS = 10**5, 1_024
 
 SUCCESS, BAD_INPUT, NOT_CONVERGED, STOPPED, INTERRUPTED, TERMINATED = 0, 2, 3, 4, 130, 143
 
@@ -61,6 +71,22 @@ JSON: dict[str, Any] = {
     "help": "print the summary as JSON, and nothing else, to standard output; progress still goes to "
     "standard error",
 }
+
+
+class Parser(argparse.ArgumentParser):
+    """Words of the user in messages cannot move the cursor or begin a line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and the message, and exit with code 2."""
+        super().error(printable(message))
+
+
+def path(text: str) -> Path:
+    """Path that can be printed as it is."""
+    try:
+        return checked_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_verb(
@@ -100,7 +126,9 @@ def add_verb(
 def count(text: str) -> int:
     """Integer from 0 on; argparse turns the error into a usage message."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number ≥ 0")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number ≥ 0")
+    if len(text) > len(str(MOST_SEED)) or int(text) > MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is above {MOST_SEED}")
     return int(text)
 
 
@@ -117,6 +145,20 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def replicates(text: str) -> int:
+    """Integer from 1 on of things of which there is a list."""
+    if positive(text) > MOST_REPLICATES:
+        raise argparse.ArgumentTypeError(f"{text} is above {MOST_REPLICATES:,}")
+    return int(text)
+
+
+def workers(text: str) -> int:
+    """Integer from 0 on of processes on one machine."""
+    if count(text) > MOST_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text} processes are more than {MOST_WORKERS:,}; give fewer")
+    return int(text)
 
 
 def as_json(summary: dict[str, Any]) -> str:

@@ -19,8 +19,10 @@ from kedrl_dask.cli.common import (
     add_verb,
     as_json,
     count,
+    path,
     positive,
     print_out,
+    workers,
 )
 from kedrl_dask.study.profiles import PAPER, PROFILES
 
@@ -42,7 +44,7 @@ four of them and six draws of its target policy where the logged inputs are.
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--output": {
-        "type": Path,
+        "type": path,
         "default": Path("kedrl-demo"),
         "metavar": "DIR",
         "help": "new or empty directory for data, model, plots, report.html and summary.json "
@@ -68,7 +70,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "seed of data and fit (default: %(default)s)",
     },
     "--workers": {
-        "type": count,
+        "type": workers,
         "default": 0,
         "metavar": "N",
         "help": "worker processes of a local Dask cluster; 0 uses threads of this process "

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
+from kedrl_dask.foreign import check_parent
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.store import StoreError, remove
 from kedrl_dask.transitions import TransitionStore
@@ -62,6 +63,7 @@ def _replace(output: Path, work: Path) -> None:
 
 def _check_output(output: Path, overwrite: bool) -> None:
     """Refuse whatever exists but, if that may be overwritten, a transition store."""
+    check_parent(output)
     if not os.path.lexists(output):
         return
     if not overwrite:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from kedrl_dask.cli.common import JSON, SUCCESS, Verbs, add_verb, as_json, count, number, positive, print_out
+from kedrl_dask.cli.common import (
+    JSON,
+    SUCCESS,
+    Verbs,
+    add_verb,
+    as_json,
+    number,
+    path,
+    positive,
+    print_out,
+    workers,
+)
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.model import KEDRL
 
@@ -38,11 +48,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "--precision": {"choices": ("mixed", "double"), "help": "precision of matrix products"},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    "store": {"type": Path, "metavar": "PATH", "help": "the store of transitions"},
+    "store": {"type": path, "metavar": "PATH", "help": "the store of transitions"},
     "--discount": {"type": number, "default": 0.9, "help": "discount factor (default: %(default)s)"},
     **SETTINGS,
     "--workers": {
-        "type": count,
+        "type": workers,
         "default": 0,
         "metavar": "N",
         "help": "worker processes of one thread each; 0 is threads of one process (default: %(default)s)",

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
-from kedrl_dask.cli.common import JSON, PAIR, SUCCESS, Verbs, add_verb, as_json, count, positive, print_out
+from kedrl_dask.cli.common import (
+    JSON,
+    PAIR,
+    SUCCESS,
+    Verbs,
+    add_verb,
+    as_json,
+    count,
+    path,
+    positive,
+    print_out,
+)
 from kedrl_dask.cli.destination import new_store
 from kedrl_dask.datasets import simulation
 from kedrl_dask.datasets.systems import SYSTEMS
@@ -31,7 +41,7 @@ def _steps(text: str) -> int:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "output": {"type": Path, "metavar": "PATH", "help": "new directory for the store"},
+    "output": {"type": path, "metavar": "PATH", "help": "new directory for the store"},
     "--transitions": {
         "type": positive,
         "required": True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,8 +19,11 @@ from kedrl_dask.cli.common import (
     add_verb,
     as_json,
     count,
+    path,
     positive,
     print_out,
+    replicates,
+    workers,
 )
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.execute import ThreadExecutor
@@ -33,13 +35,13 @@ __all__ = ["add"]
 #: Options that every study has.
 SHARED: dict[str, dict[str, Any]] = {
     "--output": {
-        "type": Path,
+        "type": path,
         "required": True,
         "metavar": "DIR",
         "help": "new or empty directory, or that of an earlier run: finished cells are kept",
     },
     "--replicates": {
-        "type": positive,
+        "type": replicates,
         "default": 10,
         "metavar": "R",
         "help": "independent datasets (default: %(default)s; the paper has 100)",
@@ -51,7 +53,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "help": "transitions of each dataset (default: %(default)s)",
     },
     "--workers": {
-        "type": count,
+        "type": workers,
         "default": None,
         "metavar": "N",
         "help": "worker processes, one cell each at a time; 0 uses threads of this process (default: the "
@@ -105,7 +107,7 @@ COVERAGE: dict[str, dict[str, Any]] = {
     "--replicates": SHARED["--replicates"] | {"default": 200, "help": "independent datasets (default: 200)"},
     "--transitions": SHARED["--transitions"] | {"default": 4_000},
     "--bootstrap": {
-        "type": positive,
+        "type": replicates,
         "default": 30,
         "metavar": "B",
         "help": "bootstrap replicates of each fit (default: %(default)s)",

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.datasets.systems import PAPER_SYSTEM, SYSTEMS, LinearGaussianSystem, System, TerminatingSystem
+from kedrl_dask.foreign import require_space
 from kedrl_dask.kernels import Matern
 from kedrl_dask.policies import Gaussian, LocationScale, Logistic, Policy, Uniform
 from kedrl_dask.transitions import TransitionStore
@@ -43,6 +45,8 @@ DISCOUNT = 0.7
 # Episodes are simulated in whole blocks, each from its own generator, so that an episode is the same
 # however many are asked for, and memory is that of one block.
 _BLOCK_EPISODES = 1_000
+#: Bytes that a random number takes on disk, at least: of eight, hardly any can be saved.
+BYTES_ON_DISK = 7
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,7 @@ def write(
     acting = _acting_policy(policy, burn_in, system)
     missing = n_transitions
     dims = {"state_dim": system.state_dim, "action_dim": system.action_dim, "reward_dim": system.reward_dim}
+    require_space(Path(path), BYTES_ON_DISK * n_transitions * sum(dims.values()))
     with TransitionStore.writer(path, **dims) as writer:
         for block in _blocks(acting, n_steps, burn_in, seed, system):
             kept = _first_transitions(block, missing)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dask.utils import parse_bytes
 from distributed import Client
 
+from kedrl_dask.checks import shown
 from kedrl_dask.execute.base import Executor
 from kedrl_dask.execute.cluster import (
     PATIENCE,
@@ -20,15 +21,20 @@ from kedrl_dask.execute.cluster import (
     local_cluster,
 )
 from kedrl_dask.execute.threads import ThreadExecutor
+from kedrl_dask.execute.tls import Certificates, InsecureClusterWarning, cluster_security, warn_of_plain_text
 
 __all__ = [
     "PATIENCE",
     "PIECE_BYTES",
+    "Certificates",
     "DistributedExecutor",
     "Executor",
+    "InsecureClusterWarning",
     "PoisonError",
     "ThreadExecutor",
+    "checked_executor",
     "cluster_at",
+    "cluster_security",
     "default_executor",
     "local_cluster",
     "parse_memory",
@@ -38,17 +44,34 @@ __all__ = [
 def parse_memory(value: int | str) -> int:
     """Bytes, from a number or from words such as "2 GiB"."""
     try:
-        n_bytes = int(parse_bytes(value))
-    except ValueError:
+        n_bytes = int(parse_bytes(value)) if isinstance(value, int | float | str) else 0
+    except (ValueError, OverflowError):
         n_bytes = 0
-    if n_bytes <= 0:
-        raise ValueError(f"memory must be a number of bytes or words such as '2 GiB', got {value!r}")
+    if n_bytes <= 0 or isinstance(value, bool):
+        raise ValueError(f"memory must be a number of bytes or words such as '2 GiB', got {shown(value)}")
     return n_bytes
 
 
 def default_executor() -> Executor:
-    """The active :class:`distributed.Client` if there is one, else threads in this process."""
+    """The active :class:`distributed.Client` if there is one, else threads in this process.
+
+    A client whose traffic others can read and forge is used with a warning.
+    """
     try:
-        return DistributedExecutor(Client.current())
+        client = Client.current()
     except ValueError:
         return ThreadExecutor()
+    warn_of_plain_text(client)
+    return DistributedExecutor(client)
+
+
+def checked_executor(given: Executor | None) -> Executor:
+    """The executor given, or the default one; anything else is refused."""
+    if given is None:
+        return default_executor()
+    if not isinstance(given, Executor):
+        raise ValueError(
+            f"executor must be an Executor of kedrl_dask.execute, got {shown(given)}; leave it out to use "
+            "the active distributed.Client, or threads"
+        )
+    return given

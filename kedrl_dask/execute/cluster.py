@@ -22,6 +22,7 @@ from distributed.system import MEMORY_LIMIT
 from threadpoolctl import ThreadpoolController
 
 from kedrl_dask.execute.base import Advance, Executor, noted, tree, words_of
+from kedrl_dask.execute.tls import Certificates, cluster_security, warn_of_plain_text
 from kedrl_dask.process import Stopped
 
 __all__ = ["PATIENCE", "PIECE_BYTES", "DistributedExecutor", "PoisonError", "cluster_at", "local_cluster"]
@@ -374,13 +375,25 @@ def _use_one_blas_thread() -> None:
 
 
 @contextmanager
-def local_cluster(n_workers: int, patience: float = PATIENCE) -> Iterator[Executor]:
-    """Worker processes on this machine with one thread each, reachable from it alone; stopped at the end."""
+def local_cluster(
+    n_workers: int,
+    patience: float = PATIENCE,
+    host: str = "127.0.0.1",
+    certificates: Certificates | None = None,
+    dashboard: str = "127.0.0.1:0",
+) -> Iterator[Executor]:
+    """Worker processes on this machine with one thread each; stopped at the end.
+
+    Unless another host is given they can be reached from this machine alone; on another they speak TLS, with
+    the certificates given or temporary ones. The dashboard is on loopback, at any free port, unless asked
+    for elsewhere: it tells its visitors everything, and none needs a certificate.
+    """
+    security = cluster_security(host, certificates)
     with _interrupts_ignored(), dask.config.set(QUIET):
-        # Any free port, on loopback: the usual one may be taken, and a dashboard runs code for its visitors.
         cluster = LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        )
+            n_workers=n_workers, threads_per_worker=1, host=host, dashboard_address=dashboard,
+            security=security,
+        )  # fmt: skip
     with cluster, Client(cluster, set_as_default=False) as client:
         yield DistributedExecutor(client, patience)
 
@@ -389,6 +402,7 @@ def local_cluster(n_workers: int, patience: float = PATIENCE) -> Iterator[Execut
 def cluster_at(address: str, patience: float = PATIENCE) -> Iterator[Executor]:
     """The cluster of the scheduler at an address."""
     with Client(address, set_as_default=False) as client:
+        warn_of_plain_text(client)
         yield DistributedExecutor(client, patience)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import solve_triangular
 
+from kedrl_dask.checks import MOST_SEED, check_count, check_number
 from kedrl_dask.solvers.solution import (
     Keeper,
     Problem,
@@ -78,6 +79,16 @@ class AdamW:
     random_state: int = 0
 
     state_type = _State
+
+    def __post_init__(self) -> None:
+        """Refuse numbers with which no step can be made."""
+        for name in ("n_iterations", "batch_size", "evaluate_every", "patience"):
+            check_count(f"AdamW: {name}", getattr(self, name))
+        for name in ("learning_rate", "gradient_clip"):
+            check_number(f"AdamW: {name}", getattr(self, name), "a positive number", open_low=True)
+        for name in ("weight_decay", "plateau_gain", "gradient_threshold", "initial_scale"):
+            check_number(f"AdamW: {name}", getattr(self, name), "a number ≥ 0")
+        check_count("AdamW: random_state", self.random_state, least=0, most=MOST_SEED)
 
     def init(self, problem: Problem, start: Array | None) -> _State:
         """Random coefficients, unless a start is given."""

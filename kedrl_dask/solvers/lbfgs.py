@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.checks import check_count, check_number
 from kedrl_dask.solvers.solution import (
     Keeper,
     Problem,
@@ -70,6 +71,12 @@ class LBFGS:
     memory: int = 20
 
     state_type = _State
+
+    def __post_init__(self) -> None:
+        """Refuse what never ends."""
+        check_number("LBFGS: tolerance", self.tolerance, "a number from 0 to 1", high=1.0)
+        check_count("LBFGS: max_iterations", self.max_iterations)
+        check_count("LBFGS: memory", self.memory)
 
     def init(self, problem: Problem, start: Array | None) -> _State:
         """Gradient at zero, and at the start if there is one."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.checks import check_count, check_number
 from kedrl_dask.solvers.solution import (
     Keeper,
     Problem,
@@ -68,6 +69,11 @@ class PCG:
     max_iterations: int = 1_000
 
     state_type = _State
+
+    def __post_init__(self) -> None:
+        """Refuse what never ends."""
+        check_number("PCG: tolerance", self.tolerance, "a number from 0 to 1", high=1.0)
+        check_count("PCG: max_iterations", self.max_iterations)
 
     def init(self, problem: Problem, start: Array | None) -> _State:
         """Gradient at zero, and at the start if there is one."""

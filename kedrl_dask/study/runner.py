@@ -23,6 +23,7 @@ from kedrl_dask._version import __version__
 from kedrl_dask.cache import fingerprint
 from kedrl_dask.execute import default_executor, local_cluster
 from kedrl_dask.files import read_json, write_whole
+from kedrl_dask.foreign import check_parent
 from kedrl_dask.progress import Reporter
 from kedrl_dask.store import remove
 
@@ -132,6 +133,7 @@ def _claim(output: Path, study: str) -> None:
     """Make the directory this study's, unless it is anything else."""
     mark = output / MARK
     remedy = "choose another directory with --output"
+    check_parent(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file; {remedy}")
     if mark.exists():
