@@ -21,7 +21,7 @@ def bare():
     """Stores without checksums in chunks, and without manifests."""
     stack = ExitStack()
     codecs = {True: (ZstdCodec(),), False: None}
-    stack.enter_context(mock.patch("kedrl_dask.store._codecs", side_effect=codecs.get))
+    stack.enter_context(mock.patch("kedrl_dask.store.arrays._codecs", side_effect=codecs.get))
     for name in ("kedrl_dask.store.ArrayStore.commit", "kedrl_dask.cache.commit"):
         stack.enter_context(mock.patch(name, return_value=None))
     return stack

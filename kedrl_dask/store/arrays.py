@@ -1,18 +1,13 @@
-"""Groups of declared arrays on disk: the only module that knows Zarr."""
+"""Groups of declared arrays on disk."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import itertools
-import os
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from math import prod
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -20,41 +15,17 @@ import numpy.typing as npt
 import psutil
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
-from zarr.core.sync import sync
-from zarr.storage import LocalStore
 
 from kedrl_dask import files
 from kedrl_dask._version import __version__
 from kedrl_dask.checks import shown
-from kedrl_dask.foreign import (
-    MOST_FILE_BYTES,
-    MOST_METADATA_BYTES,
-    MOST_UNPACKED_BYTES,
-    UnsafeFile,
-    check_file,
-    check_parent,
-    checked_path,
-    reason,
-    unpacked_bytes,
-    what_is_foreign,
-)
+from kedrl_dask.foreign import checked_path, reason, what_is_foreign
 from kedrl_dask.schema import ArraySpec
+from kedrl_dask.store.disk import DamageError, PathLike, PlainFiles, StoreError, check_vacant, part_name
 
-__all__ = [
-    "FORMAT_VERSION",
-    "ArrayStore",
-    "DamageError",
-    "StoreError",
-    "attributes_at",
-    "check_vacant",
-    "digest",
-    "part_name",
-    "remove",
-]
+__all__ = ["FORMAT_VERSION", "ArrayStore"]
 
 Array = npt.NDArray[Any]
-PathLike = str | os.PathLike[str]
-
 FORMAT_VERSION = 2
 #: From this version on every chunk ends in its checksum, and none is left out because it is all zeros.
 CHECKED_FROM = 2
@@ -69,38 +40,9 @@ MOST_PACKED = 100
 zarr.config.set({"async.concurrency": 4})
 
 
-class StoreError(ValueError):
-    """A store is missing, incomplete, damaged, or not what was asked for."""
-
-
-class DamageError(StoreError):
-    """A file of a store is missing or not as it was written; ``path`` is its directory."""
-
-    def __init__(self, message: str, path: Path) -> None:
-        super().__init__(message, path)
-        self.path = path
-
-    def __str__(self) -> str:
-        """The message alone."""
-        return str(self.args[0])
-
-
 def _codecs(compressed: bool) -> tuple[Any, ...]:
     """What becomes of a chunk's bytes; their checksum comes last, so that it is of what is on the disk."""
     return (ZstdCodec(), Crc32cCodec()) if compressed else (Crc32cCodec(),)
-
-
-def part_name(block: int, name: str | None = None) -> str:
-    """How the manifest calls chunk ``block`` of all arrays, or of one."""
-    return str(block) if name is None else f"{block}-{name}"
-
-
-def digest(array: Array) -> bytes:
-    """Return the sha256 of an array's dtype, shape and elements in C order."""
-    array = np.asarray(array)
-    hasher = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
-    hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return hasher.digest()
 
 
 def _dims(array: zarr.Array[Any]) -> tuple[str | None, ...]:
@@ -108,67 +50,9 @@ def _dims(array: zarr.Array[Any]) -> tuple[str | None, ...]:
     return tuple(getattr(array.metadata, "dimension_names", None) or ())
 
 
-def attributes_at(path: PathLike) -> dict[str, Any] | None:
-    """Attributes of the Zarr v3 group at a path, whatever it holds; None if there is none."""
-    try:
-        return dict(zarr.open_group(path, mode="r", zarr_format=3).attrs)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
 def _codec_names(array: zarr.Array[Any]) -> list[str]:
     """Classes of an array's codecs; none at all in another version of Zarr's format."""
     return [type(codec).__name__ for codec in getattr(array.metadata, "codecs", ())]
-
-
-def check_vacant(path: PathLike) -> Path:
-    """Return the path if a store can be created there; refuse a file or a non-empty directory."""
-    path = checked_path(path)
-    if path.is_symlink() and not path.exists():
-        raise FileExistsError(
-            f"{path}: a symbolic link that leads nowhere; remove it or choose another path for the new store"
-        )
-    check_parent(path)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise FileExistsError(f"{path}: already exists; delete it or choose another path for the new store")
-    return path
-
-
-def remove(path: PathLike) -> None:
-    """Remove a directory, though an interruption may have left writes under way that make it again."""
-    for _ in range(20):
-        sync(_end_of_writes())
-        if not os.path.lexists(path):
-            return
-        rmtree(path, ignore_errors=True)
-        time.sleep(0.05)  # for threads of an executor, which go on until they notice
-
-
-async def _end_of_writes() -> None:
-    """Wait for everything that zarr's own thread was given."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others)
-
-
-class PlainFiles(LocalStore):
-    """Files below a directory, of which only regular ones of sensible sizes are read."""
-
-    def __init__(self, root: Path | str, *, read_only: bool = False) -> None:
-        """Take the directory; arrays join ``packed`` when they are known to be compressed."""
-        super().__init__(root, read_only=read_only)
-        self.packed: set[str] = set()
-
-    async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
-        """The content of a file, or None if there is none."""
-        is_metadata = key.rsplit("/", 1)[-1] == "zarr.json"
-        check_file(self.root / key, MOST_METADATA_BYTES if is_metadata else MOST_FILE_BYTES)
-        content = await super().get(key, *arguments, **options)
-        if content is not None and not is_metadata and key.split("/", 1)[0] in self.packed:
-            size = unpacked_bytes(content[:18].to_bytes())
-            if size is None or size > MOST_UNPACKED_BYTES:
-                raise UnsafeFile(f"{self.root / key} would unpack to {size or 'unknown'} bytes")
-        return content
 
 
 class ArrayStore:
