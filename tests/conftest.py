@@ -73,3 +73,16 @@ def cells_one_by_one():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kedrl_dask.study.runner.default_executor", lambda: ThreadExecutor(1))
         yield
+
+
+def need(what, is_there, remedy):
+    """Skip a test on a machine without what it needs; fail there if KEDRL_REQUIRE_<WHAT> is set.
+
+    A check that must not be skipped, such as that of ``.ci/run``, sets the variable.
+    """
+    if is_there:
+        return
+    message = f"no {what} on this machine; {remedy}"
+    if os.environ.get(f"KEDRL_REQUIRE_{what.upper()}"):
+        pytest.fail(message)
+    pytest.skip(message)

@@ -132,7 +132,7 @@ def _chart(name: str, **settings: Any) -> Any:
         name=f"{name}-chart", height=330, sizing_mode="stretch_width",
         tools="pan,box_zoom,wheel_zoom,reset,save", toolbar_location="above", **settings,
     )  # fmt: skip
-    chart.toolbar.logo = None
+    chart.toolbar.logo, chart.toolbar.autohide = None, True
     chart.toolbar.active_scroll = None
     return chart
 

@@ -122,6 +122,8 @@ def from_results(dataset: xr.Dataset, source: str) -> Content:
         for name in ("policies", "diagnostics", "settings", "versions", "seconds")
     }
     names = [str(name) for name in dataset["policy"].values]
+    for by_policy in ("policies", "diagnostics"):  # somebody may have selected some of the policies
+        facts[by_policy] = {name: facts[by_policy][name] for name in names}
     title = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return Content(
         title=f"Returns under {title}",

@@ -47,10 +47,10 @@ function showDifferences() {
 
 function paint(theme) {
   const style = getComputedStyle(document.documentElement);
-  const [ink, soft, paper, line] = ["--ink", "--soft", "--paper", "--line"].map(name =>
-    theme === "print" ? {"--ink": "#000000", "--soft": "#444444", "--paper": "#ffffff", "--line": "#dddddd"}[name]
-      : style.getPropertyValue(name).trim());
-  const colours = payload ? payload.data.colours[theme === "dark" ? "dark" : "light"] : [];
+  const [ink, soft, paper, line] = ["--ink", "--soft", "--paper", "--line"]
+    .map(name => style.getPropertyValue(name).trim());
+  document.documentElement.dataset.painted = theme;
+  const colours = payload ? payload.data.colours[theme] : [];
   for (const swatch of document.querySelectorAll(".swatch"))
     swatch.style.borderTopColor = colours[swatch.dataset.policy % colours.length];
   if (!payload) return;
@@ -79,9 +79,7 @@ element("theme").addEventListener("click", () => {
 preference.addEventListener("change", () => paint(themeNow()));
 window.addEventListener("beforeprint", () => {
   for (const part of document.querySelectorAll("details")) part.open = true;
-  paint("print");
 });
-window.addEventListener("afterprint", () => paint(themeNow()));
 
 if (payload) {
   Promise.all(Object.values(payload.items).map(item => Bokeh.embed.embed_item(item))).then(() => {
