@@ -14,6 +14,7 @@ import pytest
 
 from kedrl_dask import KEDRL, ULSIF, TransitionStore, __version__, cli, demo
 from kedrl_dask.datasets import simulation
+from kedrl_dask.numerics import NumericalWarning
 from kedrl_dask.solvers import PCG, AdamW
 from kedrl_dask.study import profiles
 
@@ -196,7 +197,8 @@ def test_demo__not_converged(small, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         profiles, "settings", lambda *given: settings(*given) | {"solver": PCG(max_iterations=2)}
     )
-    assert cli.main(["demo", "--output", str(tmp_path / "out")]) == 3
+    with pytest.warns(NumericalWarning, match="the fit is not the minimiser"):
+        assert cli.main(["demo", "--output", str(tmp_path / "out")]) == 3
     assert "kedrl: the fit did not converge: the iteration budget" in capsys.readouterr().err
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["fit"]["converged"] is False
 
@@ -255,7 +257,12 @@ def test_demo__overwrite_replaces_a_demo(small, tmp_path):
     assert cli.main(["demo", *output]) == 2
     assert cli.main(["demo", *output, "--overwrite", "--seed", "5"]) == 0
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["seed"] == 5
-    assert {entry.name for entry in (tmp_path / "out").iterdir()} == {"data", "model", "summary.json"}
+    assert {entry.name for entry in (tmp_path / "out").iterdir()} == {
+        "data",
+        "model",
+        "report.html",
+        "summary.json",
+    }
 
 
 @pytest.mark.parametrize("stage", ["fit", "save"])
@@ -275,7 +282,7 @@ def test_demo__interrupted_overwrite_keeps_the_earlier_demo(small, tmp_path, mon
     assert cli.main(["demo", "--overwrite", "--output", str(output)]) == 130
     assert (output / "summary.json").read_text() == before
     KEDRL.load(output / "model")
-    assert {entry.name for entry in output.iterdir()} == {"data", "model", "summary.json"}
+    assert {entry.name for entry in output.iterdir()} == {"data", "model", "report.html", "summary.json"}
 
 
 def test_demo__killed_one_can_be_overwritten(small, tmp_path):
