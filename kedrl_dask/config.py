@@ -122,7 +122,11 @@ def load_policy(path: str | Path) -> LocationScale:
 def _policy(path: Path, given: dict[str, Any]) -> LocationScale:
     if "file" not in given:
         return _built_policy(path, "policy", given)
-    _refuse_unknown(path, "policy.", given, ["file"])
+    for key in given:
+        if key != "file":
+            raise ValueError(
+                f"{path}: the key 'policy.{key}' does not go with 'policy.file'; give one of them"
+            )
     return load_policy(path.parent / _typed(path, "policy.file", given["file"], str, "a path, as text"))
 
 
@@ -215,7 +219,7 @@ def _text(path: Path) -> str:
 
 def _read_npz(path: Path) -> dict[str, Any]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             content = {name: arrays[name] for name in arrays.files}
     except (ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: is no .npz file of plain arrays: {error}") from error

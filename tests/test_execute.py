@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+import threading
 import time
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from threadpoolctl import threadpool_info
 
-from kedrl_dask.execute import PIECE_BYTES, DistributedExecutor, ThreadExecutor, default_executor
+from kedrl_dask.execute import (
+    PIECE_BYTES,
+    DistributedExecutor,
+    PoisonError,
+    ThreadExecutor,
+    cluster_at,
+    default_executor,
+)
+from kedrl_dask.process import Stopped
 from tests.conftest import LOOPBACK
 
 
@@ -143,3 +156,92 @@ def test_distributed__lost_worker_is_recomputed(tmp_path):
         assert executor.map(add, held, shared) == [5, 6, 9, 14]
         assert executor.map(kill_own_worker_once, range(4), str(tmp_path / "marker")) == [0, 10, 20, 30]
         assert executor.map(add, held, shared) == [5, 6, 9, 14]
+
+
+def kill_worker_at_two(x):
+    if x == 2:
+        os._exit(1)
+    return x
+
+
+def total(x, group):
+    return x
+
+
+@pytest.fixture
+def strict_cluster():
+    """A cluster that gives up on a task with the first worker that dies."""
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distributed__preempted_tasks_are_not_blamed(strict_cluster, tmp_path):
+    """Dask gives up on what the dead worker had been given; by itself, each of these tasks succeeds."""
+    executor = DistributedExecutor(strict_cluster)
+    held = executor.hold(slow_square, range(4), 0)
+    shared = executor.share(np.zeros(PIECE_BYTES // 8))
+    assert executor.map(kill_own_worker_once, range(6), str(tmp_path / "map")) == [0, 10, 20, 30, 40, 50]
+    assert [result[0] for result in executor.map(add, held, shared)] == [0, 1, 4, 9]
+    groups = [[0, 1], [2, 3]]
+    marker = str(tmp_path / "reduce")
+    assert executor.reduce(kill_own_worker_once, groups, add, first_of, marker) == [10, 50]
+
+
+def first_of(x, group, _):
+    return x
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["map", "reduce"])
+def test_distributed__poisonous_task_is_named(strict_cluster, how):
+    executor = DistributedExecutor(strict_cluster)
+    arguments = {"map": (range(4),), "reduce": ([[0, 1], [2, 3]], add, total)}[how]
+    with pytest.raises(PoisonError, match="kill_worker_at_two on 2 ended every worker"):
+        getattr(executor, how)(kill_worker_at_two, *arguments)
+
+
+def test_error__names_the_task(executor):
+    with pytest.raises(ValueError, match="chunk 2 is bad") as caught:
+        executor.map(fail_at_two, range(5))
+    assert "in fail_at_two on 2" in caught.value.__notes__
+
+
+def test_distributed__no_workers_for_too_long(monkeypatch):
+    monkeypatch.setattr("kedrl_dask.execute.cluster.LOOK_EVERY", 0.1)
+    with (
+        LocalCluster(n_workers=0, threads_per_worker=1, **LOOPBACK) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        executor = DistributedExecutor(client, patience=0.5)
+        with pytest.raises(Stopped, match="had no worker for 0 s; start workers"):
+            executor.map(add, [1, 2], 3)
+        patient = DistributedExecutor(client, patience=60)
+        starter = threading.Timer(0.5, cluster.scale, (1,))
+        starter.start()
+        assert patient.map(add, [1, 2], 3) == [4, 5]
+        starter.join()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distributed__scheduler_is_gone(tmp_path):
+    file = tmp_path / "scheduler.json"
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--no-dashboard", "--scheduler-file", file], stderr=subprocess.DEVNULL
+    ) as scheduler:
+        while not file.exists():
+            time.sleep(0.05)
+        address = json.loads(file.read_text())["address"]
+        with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), cluster_at(address) as executor:
+            killer = threading.Timer(0.5, scheduler.kill)
+            killer.start()
+            with pytest.raises(Stopped, match="the Dask scheduler has ended, or cannot be reached"):
+                executor.map(add, [1, 2], 3)
+            killer.join()
+            with pytest.raises(Stopped, match="the Dask scheduler has ended, or cannot be reached"):
+                executor.map(add, [1, 2], 3)

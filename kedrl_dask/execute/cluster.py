@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import cache, partial
 from time import monotonic
@@ -18,7 +17,9 @@ from uuid import uuid4
 
 import dask
 from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
+from distributed.comm import CommClosedError
 from distributed.system import MEMORY_LIMIT
+from distributed.utils import CancelledError
 from threadpoolctl import ThreadpoolController
 
 from kedrl_dask.execute.base import Advance, Executor, noted, tree, words_of
@@ -92,19 +93,35 @@ class DistributedExecutor(Executor):
     @property
     def n_threads(self) -> int:
         """Threads of all workers; at least one, as workers may yet arrive."""
-        return max(1, sum(self._client.nthreads().values()))
+        return max(1, sum(self._workers().values()))
 
     @property
     def n_workers(self) -> int:
         """Workers there now; at least one."""
-        return max(1, len(self._client.nthreads()))
+        return max(1, len(self._workers()))
 
     @property
     def memory(self) -> int:
         """Three fifths of the smallest worker's limit, where Dask begins to write memory to disk."""
-        workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        with self._reached():
+            workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
         return int(0.6 * min(limits, default=MEMORY_LIMIT))
+
+    def _workers(self) -> dict[str, int]:
+        """Threads of the workers that are there, by their address."""
+        with self._reached():
+            return dict(self._client.nthreads())
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Whatever goes wrong in the body because the scheduler is gone is that."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, CommClosedError | CancelledError) or self._client.status != "running":
+                raise Stopped(f"the Dask scheduler has ended, or cannot be reached ({error})") from error
+            raise
 
     def _key(self, name: str) -> str:
         self._count += 1
@@ -121,12 +138,11 @@ class DistributedExecutor(Executor):
         return _Handle(partial(self._send, data), f"a shared {type(value).__name__}")
 
     def _send(self, data: bytes) -> Future:
-        key = self._key("share")
-        pieces = [
-            self._client.submit(bytes, data[start : start + PIECE_BYTES], key=f"{key}-{start}", pure=False)
-            for start in range(0, len(data), PIECE_BYTES)
-        ]
-        return self._client.submit(_join, pieces, key=key, pure=False, retries=RETRIES)
+        key, submit = self._key("share"), self._client.submit
+        starts = range(0, len(data), PIECE_BYTES)
+        with self._reached():
+            pieces = [submit(bytes, data[i : i + PIECE_BYTES], key=f"{key}-{i}", pure=False) for i in starts]
+            return submit(_join, pieces, key=key, pure=False, retries=RETRIES)
 
     def _submit(
         self,
@@ -145,7 +161,8 @@ class DistributedExecutor(Executor):
         keys = [f"{key}-{i}" for i in range(n)]
         where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
         given = [_future(item) for item in items]
-        return self._client.map(_call, given, *arguments, key=keys, pure=False, retries=retries, **where)
+        with self._reached():
+            return self._client.map(_call, given, *arguments, key=keys, pure=False, retries=retries, **where)
 
     def warm_up(self, function: Callable[[int], None]) -> None:
         """One task for each worker that is there; one that comes later warms up in its first task."""
@@ -160,8 +177,8 @@ class DistributedExecutor(Executor):
         Items are dealt out to the threads of all workers: left to itself, Dask would put all of them where
         the shared values are.
         """
-        threads = sorted(self._client.nthreads().items())
-        workers = [address for address, n in threads for _ in range(n)] or [None]
+        threads = sorted(self._workers().items())
+        workers: list[str | None] = [address for address, n in threads for _ in range(n)] or [None]
 
         def submit(item: Any, worker: str | None) -> Future:
             return self._submit(function, [item], shared, worker)[0]
@@ -316,23 +333,17 @@ class DistributedExecutor(Executor):
                 except queue.Empty:
                     latest_workers = self._look(latest_workers)
                     continue
-                if isinstance(error, CancelledError):
-                    raise Stopped(
-                        f"the Dask cluster lost the work that it was given ({error}): its scheduler has "
-                        "ended, or cannot be reached"
-                    ) from error
-                if error is not None:
+                if error is None:
+                    return result
+                with self._reached():
                     raise error
-                return result
         except BaseException:
             self._cancel(futures)
             raise
 
     def _look(self, latest_workers: float) -> float:
         """When there were workers last; refuse to wait longer than patience goes."""
-        if self._client.status != "running":
-            raise Stopped(f"the connection to the Dask scheduler is {self._client.status}")
-        if self._client.nthreads():
+        if self._workers():
             return monotonic()
         if monotonic() - latest_workers > self._patience:
             raise Stopped(f"the Dask cluster had no worker for {self._patience:.0f} s; start workers")

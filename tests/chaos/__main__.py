@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from kedrl_dask.process import terminable
 from tests.chaos.common import Undisturbed
 from tests.chaos.corruption import run_corruption
 from tests.chaos.kills import run_kills
@@ -30,7 +31,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     start, tallies, is_cheap = time.perf_counter(), [], True
-    with tempfile.TemporaryDirectory() as folder:
+    with terminable(), tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         undisturbed = Undisturbed(work / "undisturbed")
         if options.kills:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,9 @@ CHECKPOINT_SECONDS = 0.5
 #: Slack of a machine that does other things too, for what should take no time.
 SLACK = 2.0
 N_WORKERS = 2
+#: After which a fit is taken for stuck.
+MOST_SECONDS = 300
+TOO_LATE = "the fit had ended before the kill"
 DRIVER = """
 import sys
 from pathlib import Path
@@ -95,8 +100,6 @@ class Cluster:
 
     @property
     def address(self):
-        import json
-
         return json.loads(self.file.read_text())["address"]
 
 
@@ -120,8 +123,8 @@ def plots(undisturbed, kinds, n, rng):
     victims = [VICTIMS[i % len(VICTIMS)] for i in range(n)]
     rng.shuffle(victims)
     return [
-        Plot(*places[i % len(places)][:1], victims[i], places[i % len(places)][1], float(rng.uniform(0, 0.9)))
-        for i in range(n)
+        Plot(kind, victim, stage, float(rng.uniform(0, 0.9)))
+        for (kind, stage), victim in zip(islice(cycle(places), n), victims, strict=True)
     ]
 
 
@@ -132,52 +135,79 @@ def committed_blocks(run):
     return {name: names.count(name) for name in set(names)}
 
 
-def drive(plot, undisturbed, run, cluster, log):
-    arguments = (plot.kind, undisturbed.store.path, run, cluster.address, CHECKPOINT_SECONDS)
-    return start("-c", DRIVER, *arguments, log=log)
+class Driver:
+    """The process of a fit; it can be started again."""
 
+    def __init__(self, plot, undisturbed, run, cluster, log):
+        self.plot, self.store, self.run, self.cluster, self.log = plot, undisturbed.store, run, cluster, log
+        self.start()
 
-def wait_for(plot, run, driver, expected):
-    """Wait until the moment of the plot; whether the fit was still under way."""
-    while not any(e["event"] == "stage started" and e["stage"] == plot.stage for e in events(run)):
-        if driver.poll() is not None:
-            return False
-        time.sleep(0.02)
-    time.sleep(plot.share * expected)
-    return driver.poll() is None
+    def start(self):
+        arguments = (self.plot.kind, self.store.path, self.run, self.cluster.address, CHECKPOINT_SECONDS)
+        self.process = start("-c", DRIVER, *arguments, log=self.log)
+
+    @property
+    def is_alive(self):
+        return self.process.poll() is None
+
+    def wait(self):
+        """Its exit code; a word if it has none."""
+        try:
+            return self.process.wait(timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"nothing after {MOST_SECONDS} s"
+
+    def wait_for_the_moment(self, expected):
+        """Whether the fit was still under way at the moment of the plot."""
+        while not any(
+            e["event"] == "stage started" and e["stage"] == self.plot.stage for e in events(self.run)
+        ):
+            if not self.is_alive:
+                return False
+            time.sleep(0.02)
+        time.sleep(self.plot.share * expected)
+        return self.is_alive
 
 
 def carry_out(plot, undisturbed, cluster, work):
     """Kill, put back what was killed, let the fit come to its end; returns what is wrong, or nothing."""
+    cluster.restore()
+    driver = Driver(plot, undisturbed, work / "run", cluster, work / "driver.log")
+    try:
+        return disturb(driver, undisturbed)
+    finally:
+        end(driver.process)
+
+
+def disturb(driver, undisturbed):
+    plot, run, cluster, see = driver.plot, driver.run, driver.cluster, f"see {driver.log}"
     expected, calm = undisturbed(plot.kind)
-    run, log = work / "run", work / "driver.log"
-    driver = drive(plot, undisturbed, run, cluster, log)
-    if not wait_for(plot, run, driver, stage_seconds(calm)[plot.stage]):
-        return "the fit had ended before the kill" if driver.wait() == 0 else f"failed by itself; see {log}"
+    if not driver.wait_for_the_moment(stage_seconds(calm)[plot.stage]):
+        return TOO_LATE if driver.wait() == 0 else f"failed by itself; {see}"
     moment, before = time.time(), None
     if plot.victim == "driver":
-        end(driver)
+        end(driver.process)
         before = committed_blocks(run)
     elif plot.victim == "scheduler":
         end(cluster.scheduler)
-        code = driver.wait(timeout=120)
+        code = driver.wait()
         before = committed_blocks(run)
         if code not in (0, STOPPED):
-            return f"the driver ended with {code} and not in order; see {log}"
+            return f"the driver ended with {code} and not in order; {see}"
     else:
         for worker in cluster.workers[: 1 if plot.victim == "worker" else None]:
             end(worker)
         time.sleep(0.5)
     cluster.restore()
-    if driver.poll() is not None:
-        driver = drive(plot, undisturbed, run, cluster, log)
-    code = driver.wait(timeout=300)
+    if not driver.is_alive:
+        driver.start()
+    code = driver.wait()
     if code != 0:
-        return f"the driver ended with {code}; see {log}"
+        return f"the driver ended with {code}; {see}"
     found = difference(KEDRL.load(run / "model").coefficients_, expected)
     if not found <= TOLERANCE:
         return f"coefficients are off by {found:.1e}"
-    return lost(run, moment, before) if before is not None else None
+    return None if before is None else lost(run, moment, before)
 
 
 def lost(run, moment, before):
@@ -204,18 +234,14 @@ def lost(run, moment, before):
 def run_kills(work, undisturbed, n, seed, kinds=tuple(KINDS)):
     """Some kills, one in each run."""
     rng, tally = np.random.default_rng(seed), Tally("kills")
-    chosen = plots(undisturbed, kinds, n, rng)
     with Cluster(Path(work)) as cluster:
-        for i, plot in enumerate(chosen):
-            folder = Path(work) / f"kill-{i}"
-            folder.mkdir()
-            problem = carry_out(plot, undisturbed, cluster, folder)
-            for attempt in range(3):  # a fit that was faster than usual has ended
-                if problem != "the fit had ended before the kill":
-                    break
-                plot.share /= 2
+        for i, plot in enumerate(plots(undisturbed, kinds, n, rng)):
+            for attempt in range(4):
                 folder = Path(work) / f"kill-{i}-{attempt}"
                 folder.mkdir()
                 problem = carry_out(plot, undisturbed, cluster, folder)
+                if problem != TOO_LATE:
+                    break
+                plot.share /= 2
             tally.add(str(plot), problem)
     return tally
