@@ -246,8 +246,8 @@ def _weighted_sums(
             totals[name] = np.zeros((len(counts), *store.shape(name)[1:]))
             for number in range(store.size("block")):
                 block = store.read(name, number, number + 1)[0]
-                for i, count in enumerate(counts[:, number]):
-                    totals[name][i] += count * block
+                for replicate in np.flatnonzero(counts[:, number]):  # zero times infinity is NaN
+                    totals[name][replicate] += counts[replicate, number] * block
     for name in {"reward", "terminal", "continuation"} & set(totals):
         totals[name] = features.complete_sums(totals[name])
     for i in range(len(counts)):

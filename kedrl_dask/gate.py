@@ -44,6 +44,10 @@ LARGE_OUTSIDE, TOO_LARGE_OUTSIDE = 0.15, 0.25
 LARGE_PROJECTION = 0.3
 #: How far the sum of coefficients may be from one.
 LARGE_MASS_ERROR = 0.1
+#: Share of the discounted weight beyond the ends of episodes that makes returns a guess.
+LARGE_MISSING = 0.9
+#: How far the mean sum of coefficients at held-out inputs may be from one before a fit warns of it.
+LOST_MASS = 0.5
 
 #: What each code is about.
 CODES = {
@@ -216,7 +220,27 @@ def warn_of_numbers(model: KEDRL) -> None:
             NumericalWarning,
             stacklevel=3,
         )
-    ratio = model.diagnostics_["ratio"]
+    sizes, ratio = model.diagnostics_["sizes"], model.diagnostics_["ratio"]
+    missing = (1 - sizes["terminal"] / sizes["episodes"]) * model.discount ** (
+        sizes["transitions"] / sizes["episodes"]
+    )
+    if missing > LARGE_MISSING and model.grid is None and model.reward_bounds is None:
+        warnings.warn(
+            f"episodes show about {1 - missing:.1%} of the weight that discount={model.discount} gives to "
+            "rewards; the return grid is made of returns whose rest is the mean reward: give reward_bounds or a grid, "
+            "longer episodes or a smaller discount",
+            NumericalWarning,
+            stacklevel=3,
+        )
+    mass = model.diagnostics_["held_out"]["coefficient_mass"]["mean"]
+    if model.mass_penalty_ > 0 and not abs(mass - 1) <= LOST_MASS:
+        warnings.warn(
+            f"coefficients sum to {mass:.2g} on average at held-out inputs, 1 is right: the input kernel does not "
+            "reach from the basis to successors under the policy; take a longer length scale, more basis points, "
+            "or look at the policy's actions",
+            NumericalWarning,
+            stacklevel=3,
+        )
     if ratio is not None and not ratio["effective_sample_size"] >= SMALL_ESS:
         warnings.warn(
             f"the effective sample size of the density ratio is {ratio['effective_sample_size']:.1%} of the "

@@ -25,9 +25,12 @@ Array = npt.NDArray[Any]
 BLOCK_ELEMENTS = 65_536
 #: Scaled distance where exp overflows, so that the kernel is exactly zero, while powers of it do not.
 FARTHEST = 800.0
-#: Largest parameters, and inverses of the smallest: what is made of the kernel stays in the range of floats,
-#: and σ² in that of single precision. Beyond this ν the kernel hardly changes: it is nearly Gaussian.
-LARGEST_NU, LARGEST_LENGTH, LARGEST_SIGMA = 1e3, 1e110, 1e6
+#: Largest parameters, and inverses of the smallest: what is made of the kernel stays in the range of floats.
+#: Beyond this ν the kernel hardly changes: it is nearly Gaussian.
+LARGEST_NU, LARGEST_LENGTH, LARGEST_SIGMA = 1e3, 1e110, 1e50
+#: Scaled coordinates from where on differences are taken first: squares lose them, or overflow in single
+#: precision.
+FAR = 1e15
 
 
 @lru_cache(maxsize=64)
@@ -151,7 +154,9 @@ class Matern:
         x, y = self.scale(x.astype(given, copy=False)), self.scale(y.astype(given, copy=False))
         # The shift keeps the cancellation in |x|² − 2xy + |y|² at rounding level.
         centre = y.mean(axis=0) if len(y) else given.type(0)
-        x, y = (x - centre).astype(dtype, copy=False), (y - centre).astype(dtype, copy=False)
+        x, y = x - centre, y - centre
+        if max(np.abs(x).max(initial=0), np.abs(y).max(initial=0)) < FAR:
+            x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
         rows = max(16, BLOCK_ELEMENTS // max(1, len(y)))
         work = scratch("distances", (min(rows, len(x)), len(y)), dtype)
         in_place = dtype == np.float32 and values.flags.c_contiguous
@@ -170,9 +175,8 @@ class Matern:
         """
         root = x.dtype.type(np.sqrt(2 * self.nu))
         largest = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
-        if self.nu < 1 or not largest < 1e15:
+        if self.nu < 1 or not largest < FAR:
             # Rough at zero: there an error of √eps in the distance is an error of √eps in the kernel.
-            # And squares of huge coordinates overflow in float32.
             def by_differences(start: int, square: Array) -> None:
                 t = np.minimum(root * cdist(x[start : start + len(square)], y), FARTHEST)
                 square[...] = t**2

@@ -60,9 +60,9 @@ class Mixture:
 
     def covariance(self) -> Array:
         """Covariances, smoothing included; (n, d, d)."""
-        mean = self.mean()
-        second = np.einsum("ni,ij,ik->njk", self.weights, self.atoms, self.atoms, optimize=True)
-        return second - mean[:, :, None] * mean[:, None, :] + np.diag(self.bandwidth**2)
+        # Of deviations, and not of squares less squares, whose difference may be below zero by rounding.
+        deviations = self.atoms - self.mean()[:, None, :]
+        return np.einsum("ni,nij,nik->njk", self.weights, deviations, deviations) + np.diag(self.bandwidth**2)
 
     def cdf(self, t: npt.ArrayLike, coordinate: int) -> Array:
         """P(Y ≤ t) of one coordinate; (n,) for a number t, (n, g) for g of them."""

@@ -40,7 +40,7 @@ FEWEST_CLUSTERED, MOST_CLUSTERED = 20_000, 100_000
 #: Largest sizes and numbers of draws that can be meant; below them a plan says what they cost.
 MOST_OF_A_SIZE, MOST_DRAWS = 10**6, 4_096
 #: Largest penalties, expansion of the grid and returns: products of them stay in the range of floats.
-LARGEST_PENALTY, LARGEST_EXPANSION, LARGEST_RETURN = 1e30, 1e6, 1e100
+LARGEST_PENALTY, LARGEST_EXPANSION, LARGEST_RETURN, LARGEST_SIGMA = 1e30, 1e6, 1e100, 1e6
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,11 @@ class Settings:
             kernel = getattr(self, name)
             if not (isinstance(kernel, Matern) or is_word(kernel, "auto")):
                 raise ValueError(f"KEDRL: {name} must be 'auto' or a Matern kernel, got {shown(kernel)}")
+            if isinstance(kernel, Matern) and not 1 / LARGEST_SIGMA <= kernel.sigma <= LARGEST_SIGMA:
+                raise ValueError(
+                    f"KEDRL: {name} must have a sigma between {1 / LARGEST_SIGMA:g} and {LARGEST_SIGMA:g}, "
+                    f"as single precision has to hold its square, got {kernel.sigma!r}"
+                )
         if self.ratio is not None and not isinstance(self.ratio, ULSIF):
             raise ValueError(f"KEDRL: ratio must be None or ULSIF settings, got {shown(self.ratio)}")
 

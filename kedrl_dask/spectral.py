@@ -87,12 +87,15 @@ def waves(points: Array, frequencies: Array, out: Array | None = None) -> Array:
     points = points.astype(np.result_type(points, np.float32), copy=False)
     if out is None:
         out = np.empty((len(points), 2 * len(frequencies)), points.dtype)
-    dtype, centre = out.dtype, None
+    dtype, centre, rescaled = out.dtype, None, frequencies
     if points.dtype != dtype:
         centre = points.mean(axis=0, keepdims=True)
-        points = (points - centre).astype(dtype)
+        shifted = points - centre
+        # To numbers below one, by powers of two, which change no digit: others may not exist in ``dtype``.
+        unit = np.ldexp(1.0, np.frexp(np.abs(shifted).max(axis=0, initial=0.0))[1])
+        points, rescaled = (shifted / unit).astype(dtype), frequencies * unit
     phase = scratch("phase", (len(points), len(frequencies)), dtype)
-    np.matmul(points, frequencies.T.astype(dtype, copy=False), out=phase)
+    np.matmul(points, rescaled.T.astype(dtype, copy=False), out=phase)
     np.cos(phase, out=out[:, 0::2])
     np.sin(phase, out=out[:, 1::2])
     if centre is not None:

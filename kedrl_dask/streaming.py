@@ -132,6 +132,11 @@ def _fit_ratio(
     kernel = options.kernel or choices.features.kernel
     rng = np.random.default_rng([settings.random_state, 5])
     sample = choices.sample.select(~choices.sample.terminal)
+    if len(sample) == 0:
+        raise ValueError(
+            "continuation='ratio' weights logged successors, and every transition is terminal; use "
+            "continuation='sampled'"
+        )
     sample = sample.select(np.sort(rng.permutation(len(sample))[: max(TUNING_SAMPLE, options.n_centers)]))
     logged = np.hstack([sample.next_state, sample.next_action])
     # The sample is no group of rows: its draws have a seed of their own.

@@ -262,6 +262,7 @@ SETTINGS = {
     "kernel words": (lambda b: Matern(nu="smooth"), "Matern: nu must be real numbers, got 'smooth'"),
     "kernel zero": (lambda b: Matern(length_scale=(1.0, 0.0)), "length_scale must be positive and finite"),
     "kernel beyond floats": (lambda b: Matern(sigma=1e300), "sigma must lie between.*other units"),
+    "kernel beyond single": (setting(input_kernel=Matern(sigma=1e20)), "must have a sigma between 1e-06 and"),
     "grid words": (setting(grid=[["a", "b"]]), "grid must be real numbers"),
     "grid ragged": (setting(grid=[[1, 2], [3]]), "grid has rows of unequal lengths"),
     "grid empty": (setting(grid=np.zeros((0, 2))), r"one row per atom.*got shape \(0, 2\)"),
