@@ -305,7 +305,10 @@ def from_dict(values: Mapping[str, Any]) -> LocationScale:
     if not isinstance(values, Mapping):
         raise ValueError(f"a policy must be a dict of its family and parameters, got {shown(values)}")
     parameters = dict(values)
-    family = parameters.pop("family", None)
+    if "family" not in parameters:
+        found = shown(sorted(map(str, parameters)))
+        raise ValueError(f"a policy needs a family, one of {', '.join(families)}; found {found}")
+    family = parameters.pop("family")
     if not is_word(family, *families):
         raise ValueError(f"policy family {shown(family)} is not known; expected one of {', '.join(families)}")
     known = {"weights", "bias", families[family].scale_name, "scale_weights"}
