@@ -36,7 +36,7 @@ def write_whole(path: Path, content: str | bytes | memoryview, durable: bool = F
 
     ``durable`` waits until the disk has it, and its name: it then survives a crash of the machine too.
     """
-    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

@@ -89,14 +89,17 @@ class Run:
         with self._lock, (self.path / "log.jsonl").open("a") as log:
             log.write(line + "\n")
 
+    def _tidy(self) -> None:
+        """Remove what a process that was killed had begun to write."""
+        for partial in [*self.path.rglob("*.partial")]:
+            remove(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+
     def _cache(self) -> Cache:
         """Where blocks are: here, or in the directory that was given. Those here are checked at once."""
         given = self._facts["cache"]
         code = f"{self._facts['id']} {self._facts['policy'].get('probe')}"
         cache = Cache(Path(given) if given else self.path / "cache", self.note, code)
         if not given:
-            for partial in [*cache.directory.rglob("*.partial")]:  # of a process that was killed
-                remove(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
             cache.check()
         return cache
 
@@ -143,6 +146,7 @@ class Run:
                     if name.endswith("_"):
                         setattr(model, name, value)
                 return
+            self._tidy()
             with reporter.stage("input check", -(-store.n_chunks // CHECKED_CHUNKS)) as advance:
                 check_input(store, executor, advance)
             cache = self._cache()

@@ -86,7 +86,7 @@ def test_load_config__density_ratio(config):
         ("scale = 0.3", "scale = -1.0", r"\[policy\] Gaussian: scale must be positive"),
         ("scale = 0.3", 'scale = "wide"', r"\[policy\] could not convert"),
         ("scale = 0.3", "width = 0.3", r"\[policy\] gaussian policy: found parameters .*width"),
-        ("bias = 0.1", 'file = "p.json"', "unknown key 'policy.family'; known are file"),
+        ("bias = 0.1", 'file = "p.json"', "the key 'policy.family' does not go with 'policy.file'"),
         ("n_atoms = 8", "n_atom = 8", "unknown key 'settings.n_atom'; did you mean 'n_atoms'"),
         ("n_atoms = 8", "n_atoms = 8.5", r"\[settings\] KEDRL: n_atoms must be .*got 8.5"),
         ("n_atoms = 8", "n_atoms = { a = 1 }", "the key 'settings.n_atoms' takes no table"),
@@ -143,7 +143,7 @@ def test_load_policy__errors_name_the_file(tmp_path, name, content, message):
 
 def test_load_policy__nothing_is_unpickled(tmp_path):
     np.savez(tmp_path / "p.npz", family=np.array({"a": 1}, dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="is no .npz file of plain arrays"):
+    with pytest.raises(ValueError, match="file of plain arrays"):
         load_policy(tmp_path / "p.npz")
 
 

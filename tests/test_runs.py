@@ -317,6 +317,19 @@ def test_directory_of_something_else__refused(store, policy, tmp_path):
         KEDRL.resume(tmp_path / "full")
 
 
+def test_leftovers_of_a_killed_process__are_removed(store, policy, tmp_path):
+    run = tmp_path / "run"
+    fit(store, policy, run)
+    shutil.rmtree(run / "model")
+    (run / "cache" / "inputs-0.partial" / "result").mkdir(parents=True)
+    (run / "checkpoints" / "states" / ".9.npz.0.partial").write_text("half")
+    with (run / "log.jsonl").open("a") as log:
+        log.write('{"event": "cut sho')
+    fit(store, policy, run)
+    assert not list(run.rglob("*.partial"))
+    assert (run / "log.jsonl").read_text().splitlines()[-1].endswith("}")
+
+
 def test_second_driver__refused_while_the_first_is_at_work(store, policy, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -54,8 +55,9 @@ except Stopped as error:
 def start(*command, log):
     with open(log, "a") as output:
         return subprocess.Popen(
-            [sys.executable, *map(str, command)], stdout=output, stderr=output, start_new_session=True
-        )
+            [sys.executable, *map(str, command)], stdout=output, stderr=output, start_new_session=True,
+            env={**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"},
+        )  # fmt: skip
 
 
 def end(process):
