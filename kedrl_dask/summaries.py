@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kedrl_dask.mixtures import Mixture
 
-__all__ = ["CURVES", "LEVELS", "SUMMARIES", "TAIL", "Summaries", "summarise", "thresholds"]
+__all__ = ["CURVES", "LEVELS", "SUMMARIES", "TAIL", "Summaries", "seen", "summarise", "thresholds"]
 
 Array = npt.NDArray[Any]
 
@@ -32,6 +32,8 @@ CURVES = {
 #: Steps at which smoothed distribution functions are taken, and how far beyond the outermost atoms, in
 #: bandwidths; and the most steps.
 STEP, BEYOND, MOST_THRESHOLDS = 0.25, 3, 400
+#: Probability on either side that a picture of smooth laws leaves out.
+UNSEEN = 5e-4
 
 
 def summarise(law: Mixture, levels: Sequence[float] = LEVELS, tail: float = TAIL) -> dict[str, Array]:
@@ -60,6 +62,12 @@ def thresholds(law: Mixture) -> Array:
         columns.append(values if h == 0 else np.linspace(low, high, n_steps + 1))
     longest = max(len(column) for column in columns)
     return np.stack([np.pad(column, (0, longest - len(column)), mode="edge") for column in columns])
+
+
+def seen(cdf: Array) -> slice:
+    """The thresholds at which a picture of laws (n, T) has anything to show, and one more on either side."""
+    inside = np.flatnonzero(((cdf > UNSEEN) & (cdf < 1 - UNSEEN)).any(axis=0))
+    return slice(max(inside[0] - 1, 0), inside[-1] + 2) if inside.size else slice(None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kedrl_dask.plots.style import COLOURS, DASHES, GREY, Figure
-from kedrl_dask.summaries import SUMMARIES
+from kedrl_dask.summaries import SUMMARIES, seen
 
 __all__ = ["distribution_functions", "marginals", "policy_differences"]
 
@@ -23,8 +23,6 @@ Array = npt.NDArray[Any]
 MARKERS = ("o", "s", "^", "D")
 #: Rows of a figure of differences, so that it stays readable.
 MOST_ROWS = 40
-#: Probability on either side that a panel leaves out.
-UNSEEN = 5e-4
 
 
 def marginals(results: xr.Dataset, at: int = 0) -> Figure:
@@ -163,11 +161,9 @@ def _draw_curve(axes: Axes, results: xr.Dataset, at: int, coordinate: int, name:
             band = own[f"{name}_low"], own[f"{name}_high"]
             axes.fill_between(x, *band, color=colour, alpha=0.18, linewidth=0)
         axes.plot(x, own[name], color=colour, linestyle=DASHES[i % len(DASHES)], linewidth=1.6)
-    below = part["cdf"].to_numpy()
-    seen = x[((below > UNSEEN) & (below < 1 - UNSEEN)).any(axis=0)]
-    if seen.size:
-        margin = 0.03 * np.ptp(seen) if np.ptp(seen) > 0 else 1.0
-        axes.set_xlim(seen[0] - margin, seen[-1] + margin)
+    shown = x[seen(part["cdf"].to_numpy())]
+    if np.ptp(shown) > 0:
+        axes.set_xlim(shown[0], shown[-1])
 
 
 def _draw_steps(axes: Axes, results: xr.Dataset, at: int, coordinate: int, name: str) -> None:

@@ -12,7 +12,7 @@ from bokeh.models import ColumnDataSource, Range1d
 from bokeh.plotting import figure
 
 from kedrl_dask.plots.style import COLOURS
-from kedrl_dask.summaries import SUMMARIES
+from kedrl_dask.summaries import SUMMARIES, seen
 
 __all__ = ["DARK_COLOURS", "MOST_INPUTS", "chart_data", "chart_items"]
 
@@ -23,8 +23,6 @@ MOST_INPUTS = 30
 #: The colours of the policies on a dark page: as far apart, and lighter.
 DARK_COLOURS = ("#56B4E9", "#E69F00", "#2FC79A", "#E7A1C8", "#F0E442", "#BBBBBB")
 DASHES = ("solid", "dashed", "dotdash", "dotted")
-#: Probability on either side that curves leave out.
-UNSEEN = 5e-4
 CURVES = ("density", "cdf")
 ENDS = ("", "_low", "_high")
 
@@ -68,9 +66,7 @@ def _curves(part: xr.Dataset) -> dict[str, Any]:
     }
     if not bool(part["bandwidth"] > 0):
         return _discrete(x, values)
-    below = np.array([columns[0] for columns in values["cdf"]])
-    seen = np.flatnonzero(((below > UNSEEN) & (below < 1 - UNSEEN)).any(axis=0))
-    kept = slice(max(seen[0] - 1, 0), seen[-1] + 2) if seen.size else slice(None)
+    kept = seen(np.array([own[0] for own in values["cdf"]]))
     columns = {
         curve: [_columns(x[kept], *(column[kept] for column in own)) for own in values[curve]]
         for curve in CURVES
