@@ -76,7 +76,8 @@ class Run:
         (path / "stages").mkdir(exist_ok=True)
         log = path / "log.jsonl"
         if log.exists() and not log.read_bytes().endswith(b"\n"):  # of a process that was killed
-            log.open("a").write("\n")
+            with log.open("a") as file:
+                file.write("\n")
 
     def note(self, event: str, **facts: Any) -> None:
         """Write a line into the log; a stage that ended, and the plan, get files of their own."""

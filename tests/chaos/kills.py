@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -52,10 +53,16 @@ except Stopped as error:
 """
 
 
+def die_with_parent():
+    """In a new process: SIGKILL when the one that started it ends, however it ends (PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 def start(*command, log):
     with open(log, "a") as output:
         return subprocess.Popen(
             [sys.executable, *map(str, command)], stdout=output, stderr=output, start_new_session=True,
+            preexec_fn=die_with_parent,
             env={**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "5s"},
         )  # fmt: skip
 
