@@ -178,6 +178,7 @@ def capture(monkeypatch):
     return captured
 
 
+@pytest.mark.filterwarnings("ignore:coefficients sum to:kedrl_dask.numerics.NumericalWarning")
 def test_batch_gradient__mean_over_batches_is_the_gradient(store, policy, kernels, capture):
     """With weights that are not equal, and batches of unequal total weight."""
     points, weights = some_points()

@@ -84,7 +84,7 @@ def test_load_config__density_ratio(config):
         ("[policy]", "[polices]", "unknown key 'polices'; did you mean 'policy'"),
         ('"gaussian"', '"gauss"', r"\[policy\] policy family 'gauss' is not known"),
         ("scale = 0.3", "scale = -1.0", r"\[policy\] Gaussian: scale must be positive"),
-        ("scale = 0.3", 'scale = "wide"', r"\[policy\] could not convert"),
+        ("scale = 0.3", 'scale = "wide"', r"\[policy\] Gaussian: scale must be real numbers"),
         ("scale = 0.3", "width = 0.3", r"\[policy\] gaussian policy: found parameters .*width"),
         ("bias = 0.1", 'file = "p.json"', "the key 'policy.family' does not go with 'policy.file'"),
         ("n_atoms = 8", "n_atom = 8", "unknown key 'settings.n_atom'; did you mean 'n_atoms'"),

@@ -184,6 +184,7 @@ def test_choose__kmeans_of_a_sample(store, monkeypatch):
     assert weights.sum() == pytest.approx(1, abs=1e-15)
 
 
+@pytest.mark.filterwarnings("ignore:coefficients sum to:kedrl_dask.numerics.NumericalWarning")
 def test_fit__kmeans_of_few_distinct_inputs(tmp_path, policy):
     """Centres without inputs have no weight: the fit is that to the distinct inputs and their shares."""
     distinct = np.array([[0.0, 1.0, 0.5], [2.0, 1.0, -0.5], [1.0, -1.0, 0.0]])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kedrl_dask import KEDRL, Matern, TransitionStore, policies
 from kedrl_dask.checks import has_control_characters, printable, shown
-from kedrl_dask.files import checked_path, unpacked_bytes
+from kedrl_dask.foreign import checked_path, unpacked_bytes
 from kedrl_dask.settings import Settings
 from kedrl_dask.store import ArrayStore
 from tests.conftest import make_episodes

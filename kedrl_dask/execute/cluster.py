@@ -39,6 +39,8 @@ QUIET = {
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "5s",
 }
+#: Workers have pages of their own, without TLS, and on their host's address unless told otherwise.
+WORKER_DASHBOARD = "127.0.0.1:0"
 #: How often a task that failed is tried again. Dask itself gives up on a task when four workers died that had
 #: been given it. Then it is run by itself, until it is given up again, and once more.
 RETRIES, LONE_TRIES = 3, 2
@@ -403,7 +405,7 @@ def local_cluster(
     with _interrupts_ignored(), dask.config.set(QUIET):
         cluster = LocalCluster(
             n_workers=n_workers, threads_per_worker=1, host=host, dashboard_address=dashboard,
-            security=security,
+            worker_dashboard_address=WORKER_DASHBOARD, security=security,
         )  # fmt: skip
     with cluster, Client(cluster, set_as_default=False) as client:
         yield DistributedExecutor(client, patience)
