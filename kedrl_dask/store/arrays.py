@@ -37,8 +37,9 @@ SMALL_BYTES = 2**28
 MOST_PACKED = 100
 
 # Chunks in flight per read or write. Many worker threads read at once, so parallelism comes from them;
-# zarr's own default would multiply with it.
-zarr.config.set({"async.concurrency": 4})
+# zarr's own default would multiply with it. A chunk of zeros is stored like any other: one that is gone is not
+# taken for it.
+zarr.config.set({"async.concurrency": 4, "array.write_empty_chunks": True})
 
 
 def _codecs(compressed: bool) -> tuple[Any, ...]:
@@ -208,7 +209,7 @@ class ArrayStore:
             plain = self._group.store
             if "ZstdCodec" in codecs and isinstance(plain, PlainFiles):
                 plain.packed.add(name)
-            self._arrays[name] = array.with_config({"write_empty_chunks": True})
+            self._arrays[name] = array
         return self._arrays[name]
 
     @property
