@@ -226,17 +226,17 @@ def warn_of_numbers(model: KEDRL) -> None:
     if missing > LARGE_MISSING and model.grid is None and model.reward_bounds is None:
         warnings.warn(
             f"episodes show about {1 - missing:.1%} of the weight that discount={model.discount} gives to "
-            "rewards; the return grid is made of returns whose rest is the mean reward: give reward_bounds or a grid, "
-            "longer episodes or a smaller discount",
+            "rewards; the return grid is made of returns whose rest is the mean reward: give reward_bounds "
+            "or a grid, longer episodes or a smaller discount",
             NumericalWarning,
             stacklevel=3,
         )
     mass = model.diagnostics_["held_out"]["coefficient_mass"]["mean"]
     if model.mass_penalty_ > 0 and not abs(mass - 1) <= LOST_MASS:
         warnings.warn(
-            f"coefficients sum to {mass:.2g} on average at held-out inputs, 1 is right: the input kernel does not "
-            "reach from the basis to successors under the policy; take a longer length scale, more basis points, "
-            "or look at the policy's actions",
+            f"coefficients sum to {mass:.2g} on average at held-out inputs, 1 is right: the input kernel "
+            "does not reach from the basis to successors under the policy; take a longer length scale, more "
+            "basis points, or look at the policy's actions",
             NumericalWarning,
             stacklevel=3,
         )

@@ -56,6 +56,8 @@ QUIET = {
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "5s",
 }
+#: Workers have pages of their own, without TLS, and on their host's address unless told otherwise.
+WORKER_DASHBOARD = "127.0.0.1:0"
 #: How often a task that failed or lost its worker is tried again.
 RETRIES = 3
 
@@ -379,7 +381,7 @@ def local_cluster(
     with _interrupts_ignored(), dask.config.set(QUIET):
         cluster = LocalCluster(
             n_workers=n_workers, threads_per_worker=1, host=host, dashboard_address=dashboard,
-            security=security,
+            worker_dashboard_address=WORKER_DASHBOARD, security=security,
         )  # fmt: skip
     with cluster, Client(cluster, set_as_default=False) as client:
         yield DistributedExecutor(client)

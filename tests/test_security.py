@@ -1,0 +1,280 @@
+"""Nobody is let in: no code from files, certificates off loopback, secret keys, an honest audit."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from distributed import Client, LocalCluster, Security
+
+from kedrl_dask import fused
+from kedrl_dask.execute import (
+    Certificates,
+    InsecureClusterWarning,
+    cluster_security,
+    default_executor,
+    local_cluster,
+)
+from kedrl_dask.execute.tls import is_loopback, warn_of_plain_text
+from tests.test_architecture import PACKAGE, SOURCES, imports, room
+
+ROOT = PACKAGE.parent
+#: Modules that turn bytes into code, or text into commands.
+RUN_CODE = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml",
+            "code", "subprocess", "pty", "ctypes", "runpy", "importlib"}  # fmt: skip
+#: Functions that do.
+CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "os.system",
+    "os.popen",
+    "np.load",
+    "numpy.load",
+    "np.fromfile",
+}
+
+
+def calls(path):
+    """Names of everything that a module calls, with the keywords it gives."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+
+
+def test_package__nothing_but_the_executor_can_run_what_it_reads():
+    """What it unpickles went from the driver to its own workers, over Dask's connections."""
+    users = {
+        (room(path), name.split(".")[0])
+        for path in SOURCES
+        for name in imports(path)
+        if name.split(".")[0] in RUN_CODE
+    }
+    assert users == {("execute", "pickle")}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_package__calls_nothing_that_runs_text(path):
+    for name, options in calls(path):
+        assert name not in CALLS, f"{path}: {name}"
+        assert not name.startswith(("os.exec", "os.spawn", "os.posix_spawn")), f"{path}: {name}"
+        assert options.get("shell", "False") == "False", f"{path}: shell"
+        assert options.get("allow_pickle", "False") == "False", f"{path}: allow_pickle"
+
+
+def test_numba__keeps_machine_code_with_the_package_or_the_user():
+    """Its cache is pickled: it must not come from wherever the command was started."""
+    fused.half_integer_kernel.enable_caching()
+    kept = Path(fused.half_integer_kernel.stats.cache_path).resolve()
+    own = os.environ.get("NUMBA_CACHE_DIR")
+    allowed = [PACKAGE.resolve(), Path.home().resolve(), *([Path(own).resolve()] if own else [])]
+    assert any(kept.is_relative_to(place) for place in allowed)
+
+
+def test_numba__does_not_look_in_the_current_directory(tmp_path):
+    """A cache that somebody left there is not even opened."""
+    trap = tmp_path / "__pycache__"
+    trap.mkdir()
+    for name in ("fused.half_integer_kernel-45.py311.nbi", "fused.nbi"):
+        os.mkfifo(trap / name)  # opening it would block for ever
+    code = (
+        "import numpy as np; from kedrl_dask import fused; "
+        "fused.half_integer_kernel(np.ones(3, np.float32), np.ones(2, np.float32)); "
+        "print(fused.half_integer_kernel.stats.cache_path)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert str(tmp_path) not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True), ("127.8.0.1", True), ("::1", True), ("[::1]", True), ("localhost", True),
+        ("0.0.0.0", False), ("::", False), ("10.0.0.3", False), ("192.168.1.1", False),
+        ("fe80::1%eth0", False),
+        ("localhost.example.org", False), ("127.0.0.1.example.org", False), ("", False),
+    ],
+)  # fmt: skip
+def test_is_loopback__addresses_and_names(host, expected):
+    assert is_loopback(host) is expected
+
+
+def test_cluster_security__tls_off_loopback():
+    assert cluster_security("127.0.0.1") is None
+    security = cluster_security("0.0.0.0")
+    assert security.require_encryption is True
+    assert "PRIVATE KEY" in security.tls_scheduler_key
+
+
+def test_cluster_security__remedy_without_cryptography(monkeypatch):
+    def missing(**_):
+        raise ImportError("no cryptography")
+
+    monkeypatch.setattr(Security, "temporary", missing)
+    with pytest.raises(ValueError, match=r"pip install 'kedrl-dask\[tls\]', or give certificates"):
+        cluster_security("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("address", "warns"),
+    [
+        ("tcp://10.0.0.3:8786", True), ("ws://10.0.0.3:8786", True), ("ucx://node7:8786", True),
+        ("tcp://[2001:db8::1]:8786", True), ("tls://10.0.0.3:8786", False), ("tcp://127.0.0.1:8786", False),
+        ("tcp://[::1]:8786", False), ("inproc://10.0.0.3/1/2", False),
+    ],
+)  # fmt: skip
+def test_plain_text__is_warned_of(address, warns, recwarn):
+    warn = lambda: warn_of_plain_text(SimpleNamespace(scheduler=SimpleNamespace(address=address)))  # noqa: E731
+    if warns:
+        with pytest.warns(
+            InsecureClusterWarning, match="can run code as you; start the cluster with security="
+        ):
+            warn()
+    else:
+        warn()
+        assert not recwarn.list
+
+
+def own_address():
+    """An address of this machine that others may reach; connecting a datagram socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            found = probe.getsockname()[0]
+        except OSError:
+            found = "127.0.0.1"
+    return None if is_loopback(found) else found
+
+
+@pytest.fixture
+def address():
+    found = own_address()
+    if found is None:
+        pytest.skip("this machine has no address but loopback")
+    return found
+
+
+def reachable_ports():
+    """Where this process and its children listen for others than this machine."""
+    own = psutil.Process()
+    return {
+        connection.laddr.port
+        for process in (own, *own.children(recursive=True))
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN and not is_loopback(connection.laddr.ip)
+    }
+
+
+def test_local_cluster__on_loopback_cannot_be_reached():
+    with local_cluster(1) as executor:
+        assert executor.map(abs, [-1]) == [1]
+        assert not reachable_ports()
+
+
+def test_local_cluster__off_loopback_speaks_tls(address):
+    with local_cluster(1, host=address) as executor:
+        client = executor._client
+        assert client.scheduler.address.startswith(f"tls://{address}:")
+        assert all(worker.startswith("tls://") for worker in client.nthreads())
+        nannies = [worker["nanny"] for worker in client.scheduler_info()["workers"].values()]
+        encrypted = {
+            int(a.rsplit(":", 1)[1]) for a in (client.scheduler.address, *client.nthreads(), *nannies)
+        }
+        assert all(nanny.startswith("tls://") for nanny in nannies)
+        assert reachable_ports() == encrypted, "a page without TLS can be reached from outside"
+        assert executor.map(abs, [-1, 2]) == [1, 2]
+        with pytest.raises(OSError, match=r"Timed out|refused|[Cc]losed"):
+            Client(client.scheduler.address.replace("tls://", "tcp://"), timeout="2s")
+
+
+def test_default_executor__of_a_plain_cluster_warns(address):
+    with (
+        LocalCluster(n_workers=0, host=address, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster),
+        pytest.warns(InsecureClusterWarning, match=f"tcp://{address}"),
+    ):
+        default_executor()
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    """An authority that signs itself, as files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kedrl test")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(7).not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1)).sign(key, hashes.SHA256())
+    )  # fmt: skip
+    pem = serialization.Encoding.PEM
+    (tmp_path / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (tmp_path / "key.pem").touch(mode=0o600)
+    (tmp_path / "key.pem").write_bytes(secret)
+    return tmp_path / "cert.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
+
+
+def test_certificates__given_ones_are_used_even_on_loopback(certificates):
+    with local_cluster(1, certificates=Certificates(*certificates)) as executor:
+        assert executor._client.scheduler.address.startswith("tls://127.0.0.1:")
+        assert executor.map(abs, [-3]) == [3]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o666])
+def test_certificates__a_key_that_others_read_is_refused(certificates, mode):
+    certificates[2].chmod(mode)
+    with pytest.raises(PermissionError, match=f"has mode {mode:04o}.*chmod 600"):
+        Certificates(*certificates)
+
+
+FOUND, CLEAN = [{"id": "CVE-1"}], []
+AUDITS = {
+    "no service": ({"requests": "skip"}, {"zarr": "skip"}, 0, "NOT DONE"),
+    "service says nothing of the canary": ({"requests": CLEAN}, {"zarr": CLEAN}, 0, "NOT DONE"),
+    "pip-audit fails": (None, None, 0, "NOT DONE"),
+    "all is well": ({"requests": FOUND}, {"zarr": CLEAN, "kedrl-dask": "skip"}, 0, "1 packages looked up"),
+    "vulnerable": ({"requests": FOUND}, {"zarr": FOUND, "dask": CLEAN}, 1, "vulnerable: zarr 1: CVE-1"),
+    "left out": ({"requests": FOUND}, {"zarr": CLEAN, "dask": "skip"}, 1, "not audited: dask"),
+    "nothing found": ({"requests": FOUND}, {}, 1, "not audited: anything"),
+    "fails after the canary": ({"requests": FOUND}, None, 1, "not audited: anything"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AUDITS)
+def test_audit__never_passes_in_silence(tmp_path, case):
+    canary, packages, code, words = AUDITS[case]
+
+    def report(found):
+        return None if found is None else json.dumps({"dependencies": [
+            {"name": name, **({"skip_reason": "?"} if vulns == "skip" else {"version": "1", "vulns": vulns})}
+            for name, vulns in found.items()
+        ]})  # fmt: skip
+
+    script = (
+        f"import sys; text = {report(canary)!r} if '--requirement' in sys.argv else {report(packages)!r}\n"
+    )
+    (tmp_path / "pip_audit.py").write_text(script + "print(text) if text else sys.exit('no connection')\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "audit", tmp_path], env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    assert words in done.stdout
