@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -154,11 +155,30 @@ def address(monkeypatch):
     return "127.0.0.1"
 
 
+def reachable_ports():
+    """Where this process and its children listen for others than this machine."""
+    own = psutil.Process()
+    return {
+        connection.laddr.port
+        for process in (own, *own.children(recursive=True))
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN and not is_loopback(connection.laddr.ip)
+    }
+
+
+def test_local_cluster__on_loopback_cannot_be_reached():
+    with local_cluster(1) as executor:
+        assert executor.map(abs, [-1]) == [1]
+        assert not reachable_ports()
+
+
 def test_local_cluster__off_loopback_speaks_tls(address):
     with local_cluster(1, host=address) as executor:
         client = executor._client
         assert client.scheduler.address.startswith(f"tls://{address}:")
         assert all(worker.startswith("tls://") for worker in client.nthreads())
+        nannies = [worker["nanny"] for worker in client.scheduler_info()["workers"].values()]
+        assert all(nanny.startswith("tls://") for nanny in nannies)
         assert client.cluster.dashboard_link.startswith("http://127.0.0.1:")
         assert executor.map(abs, [-1, 2]) == [1, 2]
         with pytest.raises(OSError, match=r"Timed out|refused|closed|Closed"):

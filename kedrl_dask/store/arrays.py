@@ -37,8 +37,8 @@ SMALL_BYTES = 2**28
 MOST_PACKED = 100
 
 # Chunks in flight per read or write. Many worker threads read at once, so parallelism comes from them;
-# zarr's own default would multiply with it. A chunk of zeros is stored like any other: one that is gone is not
-# taken for it.
+# zarr's own default would multiply with it. A chunk of zeros is stored like any other: one that is gone is
+# not taken for it.
 zarr.config.set({"async.concurrency": 4, "array.write_empty_chunks": True})
 
 
