@@ -43,8 +43,8 @@ FORMAT_VERSION = 2
 CHECKED_FROM = 2
 
 # Chunks in flight per read or write. Many worker threads read at once, so parallelism comes from them;
-# zarr's own default would multiply with it.
-zarr.config.set({"async.concurrency": 4})
+# zarr's own default would multiply with it. And a chunk of zeros is stored too: one that is missing is lost.
+zarr.config.set({"async.concurrency": 4, "array.write_empty_chunks": True})
 
 
 class StoreError(ValueError):
@@ -243,7 +243,7 @@ class ArrayStore:
                 raise StoreError(
                     f"{self._path}: array {name} is missing; write the store again, or restore it from a copy"
                 )
-            self._arrays[name] = array.with_config({"write_empty_chunks": True})
+            self._arrays[name] = array
         return self._arrays[name]
 
     @property

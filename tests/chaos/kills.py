@@ -245,8 +245,8 @@ def lost_steps(before, after, moment):
         return f"{moment - times[-1]:.1f} s of the solver were lost, more than {allowed:.1f} s"
     kept = [e for e in solver if e["event"] == "checkpoint"]
     restored = [e for e in after if e["event"] == "restored"]
-    if kept and restored[0]["iteration"] < kept[-1]["iteration"]:
-        return f"went on from {restored[0]}, though there was {kept[-1]}"
+    if kept and (not restored or restored[0]["iteration"] < kept[-1]["iteration"]):
+        return f"went on from {restored[:1]}, though there was {kept[-1]}"
     return None
 
 
