@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from kedrl_dask import KEDRL
+from kedrl_dask.checkpoints import LEAST_SHARE
 from kedrl_dask.cli.common import STOPPED
 from tests.chaos.common import (
     KINDS,
@@ -228,15 +229,24 @@ def lost(run, moment, before):
             there = min(before.get(kind, 0) for kind in event["kinds"])
             if event["found"] < there:
                 return f"{there} blocks of {event['kinds']} were there, {event['found']} were found"
-    solver = [e for e in found[:restart] if e.get("stage") == "solver" or e["event"] == "checkpoint"]
-    if solver and solver[-1]["event"] != "stage finished":
-        seconds = moment - seconds_of(solver[-1])
-        if seconds > CHECKPOINT_SECONDS + SLACK:
-            return f"{seconds:.1f} s of the solver were lost, more than {CHECKPOINT_SECONDS} s and a step"
-        kept = [e for e in solver if e["event"] == "checkpoint"]
-        restored = [e for e in found[restart:] if e["event"] == "restored"]
-        if kept and restored[0]["iteration"] < kept[-1]["iteration"]:
-            return f"went on from {restored[0]}, though there was {kept[-1]}"
+    return lost_steps(found[:restart], found[restart:], moment)
+
+
+def lost_steps(before, after, moment):
+    """Whether more of the solver's work was lost than lies between two checkpoints."""
+    solver = [e for e in before if e.get("stage") == "solver" or e["event"] == "checkpoint"]
+    if not solver or solver[-1]["event"] == "stage finished":
+        return None
+    times = [seconds_of(event) for event in solver]
+    # They are further apart where writing one takes long; and a step is not interrupted for one.
+    interval = max(CHECKPOINT_SECONDS, LEAST_SHARE * solver[-1].get("seconds", 0.0))
+    allowed = interval + max(np.diff(times), default=0.0) + SLACK
+    if moment - times[-1] > allowed:
+        return f"{moment - times[-1]:.1f} s of the solver were lost, more than {allowed:.1f} s"
+    kept = [e for e in solver if e["event"] == "checkpoint"]
+    restored = [e for e in after if e["event"] == "restored"]
+    if kept and (not restored or restored[0]["iteration"] < kept[-1]["iteration"]):
+        return f"went on from {restored[:1]}, though there was {kept[-1]}"
     return None
 
 
