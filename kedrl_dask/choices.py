@@ -21,6 +21,7 @@ from kedrl_dask.settings import Settings
 from kedrl_dask.spectral import frequencies
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import Transitions, TransitionStore
+from kedrl_dask.trend import LinearTrend
 from kedrl_dask.tuning import InputTuning, median_kernel, tune_input_kernel
 
 __all__ = ["Choices", "make_choices"]
@@ -53,6 +54,8 @@ class Choices:
     return_kernel : Matern
     tuning : dict
         What was tried for each setting that was not given, with its score.
+    trend : LinearTrend or None
+        Of the reward, with ``reward_trend="linear"``.
     """
 
     sample: Transitions
@@ -62,6 +65,7 @@ class Choices:
     frequencies: Array
     return_kernel: Matern
     tuning: dict[str, Any]
+    trend: LinearTrend | None
 
     def settle(self, settings: Settings) -> Settings:
         """The settings with sizes as they were chosen."""
@@ -90,7 +94,8 @@ def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Ch
         )
         n_features, tuning["n_features"] = growth.size, growth.to_dict()
     waves = frequencies(return_kernel, store.reward_dim, n_features, settings.spectral, seed)
-    return Choices(sample, features, basis, grid, waves, return_kernel, tuning)
+    trend = LinearTrend.fit(sample.inputs, sample.reward) if settings.reward_trend == "linear" else None
+    return Choices(sample, features, basis, grid, waves, return_kernel, tuning, trend)
 
 
 def _file(path: Path, specs: tuple[ArraySpec, ...], arrays: dict[str, Array], facts: Facts) -> None:

@@ -89,7 +89,7 @@ def run(
     pair : str
         A key of :data:`kedrl_dask.datasets.simulation.PAIRS`. The error is taken at the ten points of
         :func:`kedrl_dask.datasets.points.evaluation_points`.
-    profile : {"auto", "paper", "paper-exact"}
+    profile : {"auto", "trend", "paper", "paper-exact"}
         See :func:`kedrl_dask.study.profiles.settings`.
     transitions : int
         Number of transitions to simulate.

@@ -121,7 +121,7 @@ class Pairing:
             executor, self._rows(), in_groups(pieces, executor.n_threads), self.start.plan.residency
         )
         gram, features = self.sums.gram.sum(axis=0), self.start.choices.features
-        gram = gram + self.sums.n_transitions * self.start.ridge_gamma * np.eye(len(gram))
+        gram = gram + self.sums.n_transitions * self.start.ridges.gamma * np.eye(len(gram))
         return SweptTarget(executor, swept, compressed.points, features, gram, space, terminal, dtype)
 
     def _rows(self) -> PairedRows:
@@ -141,7 +141,7 @@ class Pairing:
             sums = self.start.cache.get(
                 "paired-sums", sums_facts, lambda path: self._sum(path, pieces, advance)
             )
-            facts = {**sums_facts, "ridge": self.start.ridge_gamma}
+            facts = {**sums_facts, "ridge": self.start.ridges.gamma}
             return self.start.cache.get(
                 "paired-operator", facts, lambda path: self._solve(path, sums, len(pieces))
             )
@@ -178,7 +178,7 @@ class Pairing:
             features,
             self.sums.gram.sum(axis=0),
             self.sums.n_transitions,
-            self.start.ridge_gamma,
+            self.start.ridges.gamma,
         )
         blocks = even_ranges(len(frequencies), FREQUENCY_CHUNK)
         self.start.executor.map(solve_waves, blocks, self.start.executor.share(task))

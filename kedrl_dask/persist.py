@@ -15,9 +15,18 @@ from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.ratio import ULSIF, DensityRatio
-from kedrl_dask.schema import MODEL, MODEL_PAIRED, MODEL_RATIO, MODEL_TERMINAL, MODEL_TRANSITIONS, ArraySpec
+from kedrl_dask.schema import (
+    MODEL,
+    MODEL_PAIRED,
+    MODEL_RATIO,
+    MODEL_TERMINAL,
+    MODEL_TRANSITIONS,
+    MODEL_TREND,
+    ArraySpec,
+)
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
 from kedrl_dask.store import ArrayStore, StoreError
+from kedrl_dask.trend import LinearTrend, TrendWaves
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
@@ -50,6 +59,11 @@ def save(model: KEDRL, path: str | Path) -> None:
     if operators.terminal is not None:
         arrays["terminal"] = operators.terminal
         specs += MODEL_TERMINAL
+    if operators.trend is not None:
+        trend = operators.trend.trend
+        arrays |= {"trend_center": trend.center, "trend_weights": trend.weights, "trend_mean": trend.mean}
+        arrays["residual_waves"] = operators.trend.mean
+        specs += MODEL_TREND
     if model.target_ is not None:
         arrays["target"] = model.target_
         specs += MODEL_PAIRED
@@ -67,6 +81,7 @@ def save(model: KEDRL, path: str | Path) -> None:
         "input_kernel": to_json(model.input_kernel_),
         "return_kernel": to_json(model.return_kernel_),
         "ridge_gamma": model.ridge_gamma_,
+        "ridge_reward": model.ridge_reward_,
         "ridge_b": model.ridge_b_,
         "mass_penalty": model.mass_penalty_,
         "ratio": None if ratio is None else _ratio_numbers(ratio),
@@ -122,6 +137,8 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     model.input_kernel_ = from_json(attributes["input_kernel"])
     model.return_kernel_ = from_json(attributes["return_kernel"])
     model.ridge_gamma_, model.ridge_b_ = attributes["ridge_gamma"], attributes["ridge_b"]
+    # One and the same in models that were saved before there was a trend.
+    model.ridge_reward_ = attributes.get("ridge_reward", model.ridge_gamma_)
     # A number in models that were saved before it could be automatic.
     model.mass_penalty_ = attributes.get("mass_penalty", model.mass_penalty)
     model.grid_, model.basis_, model.frequencies_ = read("grid"), read("basis"), read("frequencies")
@@ -129,8 +146,9 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     features = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
     terminal = read("terminal") if "terminal" in store.names else None
     model.operators_ = ConditionalOperators(
-        features, model.basis_, read("continuation"), read("reward"), terminal, read("mass")
-    )
+        features, model.basis_, read("continuation"), read("reward"), terminal, read("mass"),
+        _read_trend(store, model.frequencies_),
+    )  # fmt: skip
     if "transition_input" in store.names:
         data = read("transition_reward"), read("transition_terminal")
         shifts = RewardShifts(model.return_kernel_, model.grid_, model.discount, *data)
@@ -147,6 +165,14 @@ def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
     model.solution_ = Solution(model.coefficients_, Result[summary.pop("result")], history=history, **summary)
     model.diagnostics_ = attributes["diagnostics"]
     return model
+
+
+def _read_trend(store: ArrayStore, frequencies: Array) -> TrendWaves | None:
+    """The trend of the reward, if the model has one."""
+    if "trend_center" not in store.names:
+        return None
+    trend = LinearTrend(*(store.read(f"trend_{name}") for name in ("center", "weights", "mean")))
+    return TrendWaves(trend, frequencies, store.read("residual_waves"))
 
 
 def _ratio_numbers(ratio: DensityRatio) -> dict[str, Any]:

@@ -168,6 +168,7 @@ def _sum_blocks(
             {path: tuple(spec.name for spec in parts[kind]) for kind, path in missing.items()},
             choices.frequencies,
             continuation if "continuation" in missing else None,
+            trend=choices.trend,
         )
         specs = {path: parts[kind] for kind, path in missing.items()}
         sum_blocks(task, specs, sizes, blocks, executor, advance)
@@ -212,6 +213,8 @@ def _facts(
         "precision": settings.dtype.name,
     }
     facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
+    if choices.trend is not None:
+        facts["rewards"] = {**facts["rewards"], "trend": choices.trend}
     facts["continuation"] = {
         **facts["inputs"],
         "basis": choices.basis.landmarks,

@@ -17,7 +17,7 @@ FLOORS = {
     1: {
         "criterion", "design", "exact", "functionals", "fused", "grid", "kernels", "mixtures", "noise",
         "nystrom", "operators", "overlap", "paired", "policies", "precondition", "ratio", "recovery",
-        "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "theory", "tuning",
+        "scratch", "separation", "simplex", "sizing", "solvers", "spectral", "theory", "trend", "tuning",
     },
     # Storage and execution.
     2: {

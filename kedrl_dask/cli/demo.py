@@ -29,6 +29,7 @@ __all__ = ["add"]
 PROFILE_NOTE = """\
 profiles:
   auto         successor actions drawn from the target policy, settings by cross-validation, exact minimiser
+  trend        as auto, with a linear trend of the reward
   paper        the paper's settings of the pair: density ratio by uLSIF, AdamW for its whole budget (which
                is then success, exit code 0). Target actions are three quadrature nodes, not random draws,
                because one node would be the policy's location alone; the return grid is made of one-step

@@ -17,8 +17,8 @@ from kedrl_dask.transitions import TransitionStore
 __all__ = ["PAPER", "PROFILES", "Figure", "PaperFigures", "Profile", "prepare", "reward_grid", "settings"]
 
 Array = npt.NDArray[Any]
-Profile = Literal["auto", "paper", "paper-exact"]
-PROFILES: tuple[Profile, ...] = ("auto", "paper", "paper-exact")
+Profile = Literal["auto", "trend", "paper", "paper-exact"]
+PROFILES: tuple[Profile, ...] = ("auto", "trend", "paper", "paper-exact")
 
 #: Transitions whose rewards the paper's grid is made from, at most.
 GRID_SAMPLE = 20_000
@@ -61,10 +61,10 @@ def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) ->
     Parameters
     ----------
     pair : Pair
-    profile : {"auto", "paper", "paper-exact"}
+    profile : {"auto", "trend", "paper", "paper-exact"}
         Automatic settings, of which only the return kernel, in whose units errors are, is the pair's; the
-        paper's own (tab:sim_pair_params and the authors' code), with density ratio and AdamW; the same
-        with the exact minimiser.
+        same with a linear trend of the reward; the paper's own (tab:sim_pair_params and the authors' code),
+        with density ratio and AdamW; the same with the exact minimiser.
     seed : int
         Seed of everything random in the fit.
     """
@@ -72,6 +72,8 @@ def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) ->
     common = {"discount": simulation.DISCOUNT, "return_kernel": given.kernel, "random_state": seed}
     if profile == "auto":
         return common
+    if profile == "trend":
+        return common | {"reward_trend": "linear"}
     adamw = AdamW(
         given.n_iterations, given.batch_size, given.learning_rate, given.weight_decay, random_state=seed
     )
@@ -93,7 +95,7 @@ def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) ->
 
 def prepare(model: KEDRL, profile: Profile, store: TransitionStore) -> KEDRL:
     """Give a model what its profile takes from the data: the paper's return grid, unless it has one."""
-    if profile == "auto" or model.grid is not None or isinstance(model.n_atoms, str):
+    if profile in ("auto", "trend") or model.grid is not None or isinstance(model.n_atoms, str):
         return model
     kernel = model.get_params(deep=False)["return_kernel"]
     return model.set_params(grid=reward_grid(store, model.n_atoms, kernel, model.random_state))
