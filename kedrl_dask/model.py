@@ -124,8 +124,8 @@ class KEDRL(BaseEstimator):
         After a fit, ``model.operators(state, action)`` evaluates H, G, Φ_L and k_L anywhere.
     reward_trend : {"none", "linear"}
         "linear" takes a least-squares trend of the reward in x out first, and regresses the residual with a
-        ridge of its own. It lowers the error where the trend explains much, and is right where it does not.
-        For ``construction="separated"`` with ``operators="features"``.
+        ridge of its own: for rewards that are linear but for noise. It is consistent for others too, but
+        may raise their error. For ``construction="separated"`` with ``operators="features"``.
 
     Attributes
     ----------

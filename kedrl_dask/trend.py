@@ -2,7 +2,8 @@
 
 With any fixed function m and the residual e = r − m(x), E[exp(iWr)|x] = exp(iWm(x)) ⊙ E[exp(iWe)|x]. What
 is left to estimate varies less with x, if m is near the mean of the reward, and stands more smoothing. It is
-right whatever the law of the reward: where the residual's depends on x, the regression follows it.
+consistent whatever the law of the reward, because the regression follows a residual whose law depends on x;
+but where the reward is far from linear that is no easier, and the error may be larger.
 """
 
 from __future__ import annotations
