@@ -195,6 +195,7 @@ def _sum_blocks(
             {path: tuple(spec.name for spec in parts[kind]) for kind, path in paths.items()},
             choices.frequencies,
             continuation if "continuation" in paths else None,
+            trend=choices.trend,
         )
         sum_blocks(task, [blocks[i] for i in numbers], executor, advance)
 
@@ -234,6 +235,8 @@ def _facts(
         "precision": settings.dtype.name,
     }
     facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
+    if choices.trend is not None:
+        facts["rewards"] = {**facts["rewards"], "trend": choices.trend}
     facts["continuation"] = {
         **facts["inputs"],
         "basis": choices.basis.landmarks,
