@@ -16,10 +16,12 @@ from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.points import evaluation_points
 from kedrl_dask.datasets.systems import LinearGaussianSystem
 from kedrl_dask.execute import DistributedExecutor, ThreadExecutor
+from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.solvers import PCG
 from kedrl_dask.spectral import as_complex, waves
 from kedrl_dask.study import profiles
-from kedrl_dask.trend import LinearTrend
+from kedrl_dask.trend import REWARD_RIDGES, LinearTrend, try_trend
+from kedrl_dask.tuning import RIDGES
 from kedrl_dask.validation import DataWarning
 from tests import dense
 from tests.conftest import LOOPBACK, make_episodes
@@ -121,6 +123,69 @@ def test_ridges__cross_validation_is_the_literal_one(store, policy, kernels):
             total += np.sum(np.abs(centred[out] - predicted) ** 2)
         assert found == pytest.approx(total / np.sum(np.abs(centred) ** 2), rel=1e-6)
     assert model.ridge_reward_ == tried["ridges"][int(np.argmin(tried["errors"]))]
+
+
+@pytest.mark.parametrize("given", [None, (1e-3,)])
+def test_trial__cross_validation_is_the_literal_one(store, kernels, given):
+    """Folds of whole episodes, each predicted by weights of the others, around their trend and their mean."""
+    t = store.transitions()
+    kernel, w = kernels[0], np.random.default_rng(0).standard_normal((7, t.reward.shape[1]))
+    features = NystromFeatures.from_landmarks(kernel, t.inputs, 0.0)
+    found = try_trend(features, t.inputs, t.reward, t.episode, w, given)
+    fold = np.unique(t.episode, return_inverse=True)[1] % 5
+    gram = dense.gram(kernel, t.inputs, t.inputs)
+    none, linear = [], []
+    for f in range(5):
+        out = fold == f
+        trend = dense.linear_trend(t.inputs[~out], t.reward[~out])
+        residual = np.exp(1j * (t.reward - np.array([trend(x) for x in t.inputs])) @ w.T)
+        mean = residual[~out].mean(axis=0)
+        for errors, wave, centre, ridges in (
+            (none, np.exp(1j * t.reward @ w.T), 0.0, given or RIDGES),
+            (linear, residual, mean, given or REWARD_RIDGES),
+        ):
+            by_ridge = []
+            for ridge in ridges:
+                system = gram[~out][:, ~out] + (~out).sum() * ridge * np.eye((~out).sum())
+                weights = np.linalg.solve(system, gram[~out][:, out]).T
+                predicted = centre + weights @ (wave[~out] - centre)
+                by_ridge.append(np.sum(np.abs(wave[out] - predicted) ** 2) / wave.size)
+            errors.append(by_ridge)
+    smallest = [np.sum(errors, axis=0).min() for errors in (none, linear)]
+    np.testing.assert_allclose([found.error_none, found.error_linear], smallest, rtol=1e-6)
+    assert found.gain == pytest.approx(found.error_none - found.error_linear)
+    assert found.accepted == (found.gain > found.noise)
+
+
+REWARDS = {
+    "linear": lambda state: 2 * state,
+    "none": lambda state: np.where(np.abs(state) > 2, 20 * state, 0),
+}
+
+
+@pytest.mark.parametrize("chosen", REWARDS)
+def test_auto__takes_the_trend_where_it_predicts_better(policy, tmp_path, chosen):
+    """The other reward is zero but for a few states, and a line through these is wrong for all others."""
+    data = make_episodes(60, 9)
+    noise = 0.1 * np.random.default_rng(0).standard_normal(data["reward"].shape)
+    data["reward"] = REWARDS[chosen](data["state"]) + noise
+    store = TransitionStore.from_arrays(tmp_path / "store", **data)
+    kernels = {"input_kernel": Matern(5.5, 3.0), "return_kernel": Matern(5.5, 2.0)}
+    model = small_fit(store, policy, reward_trend="auto", **kernels)
+    tried = model.diagnostics_["tuning"]["reward_trend"]
+    assert tried["accepted"] == (chosen == "linear")
+    assert (tried["gain"] > 0) == (chosen == "linear")
+    same = small_fit(store, policy, reward_trend=chosen, **kernels)
+    np.testing.assert_array_equal(model.coefficients_, same.coefficients_)
+    out = StringIO()
+    report.render(model, console=Console(file=out, width=160))
+    assert f"{chosen}{', explains' if chosen == 'linear' else ' (automatic)'}" in out.getvalue()
+
+
+def test_auto__one_episode(policy, tmp_path):
+    store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(1, 60))
+    with pytest.raises(ValueError, match="reward_trend='auto' needs at least two episodes"):
+        small_fit(store, policy, reward_trend="auto", ridge_gamma=1e-3, input_kernel=Matern(5.5, 2.0))
 
 
 SMALL = {"n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "reward_trend": "linear"}
@@ -242,7 +307,7 @@ def test_linear_trend__far_from_zero_and_collinear():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"reward_trend": "quadratic"}, "reward_trend must be 'none' or 'linear', got 'quadratic'"),
+        ({"reward_trend": "quadratic"}, "reward_trend must be 'none' or 'linear' or 'auto', got 'quadratic'"),
         ({"construction": "paired"}, "reward_trend='linear' needs construction='separated'"),
         ({"operators": "exact"}, "operators='features', got 'separated' and 'exact'"),
     ],
@@ -258,11 +323,10 @@ def test_operators__exact_ones_are_refused_after_the_fit(larger, policy):
         model.operators(np.zeros((1, 2)), np.zeros((1, 1)), exact=True, store=larger)
 
 
-def test_profile__automatic_settings_with_a_trend(larger):
-    pair = simulation.PAIRS["gaussian-uniform"]
-    automatic = profiles.settings(pair, "auto", seed=3)
-    assert profiles.settings(pair, "trend", seed=3) == automatic | {"reward_trend": "linear"}
-    assert profiles.prepare(KEDRL(0.7), "trend", larger).grid is None
+def test_profile__automatic_settings_try_a_trend():
+    settings = {name: profiles.settings(PAIR, name) for name in profiles.PROFILES}
+    assert settings["auto"]["reward_trend"] == "auto"
+    assert all("reward_trend" not in settings[name] for name in ("paper", "paper-exact"))
 
 
 PAIR = simulation.PAIRS["gaussian-uniform"]
