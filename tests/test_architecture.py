@@ -15,7 +15,7 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "checks", "criterion", "design", "drawing", "exact", "functionals", "fused", "grid",
+        "checks", "criterion", "design", "drawing", "encoding", "exact", "functionals", "fused", "grid",
         "kernels", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
         "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex", "sizing",
         "solvers", "spectral", "summaries", "theory", "tuning",
@@ -24,7 +24,7 @@ FLOORS = {
     2: {
         "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files", "foreign",
         "objective", "paired_costs", "paired_objective", "passes", "plan", "probe", "process", "progress",
-        "schema", "store", "target", "transitions", "validation", "writer",
+        "schema", "store", "tables", "target", "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
@@ -79,7 +79,8 @@ def test_imports__point_down(path):
 
 
 @pytest.mark.parametrize(
-    ("library", "owner"), [("zarr", "store"), ("distributed", "execute"), ("dask", "execute")]
+    ("library", "owner"),
+    [("zarr", "store"), ("distributed", "execute"), ("dask", "execute"), ("pyarrow", "tables")],
 )
 def test_library__known_to_one_module(library, owner):
     users = {room(path) for path in SOURCES if any(n.split(".")[0] == library for n in imports(path))}
@@ -97,6 +98,7 @@ def test_dependencies__every_import_is_declared():
         "numpy",
         "pandas",
         "psutil",
+        "pyarrow",
         "rich",
         "scipy",
         "sklearn",
