@@ -16,7 +16,7 @@ FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
         "checks", "criterion", "design", "drawing", "encoding", "exact", "functionals", "fused", "grid",
-        "kernels", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
+        "kernels", "locations", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
         "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex", "sizing",
         "solvers", "spectral", "summaries", "theory", "tuning",
     },
@@ -30,8 +30,8 @@ FLOORS = {
     3: {
         "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "compared", "comparison",
         "conditioning", "config", "contrasts", "datasets", "demo", "diagnostics", "estimating", "evaluation",
-        "fitting", "gate", "model", "pairing", "persist", "planning", "plots", "reference", "report",
-        "reporting", "results", "runs",
+        "fitting", "frames", "gate", "model", "pairing", "persist", "planning", "plots", "reference",
+        "rehearsal", "report", "reporting", "results", "runs",
         "separating", "settings", "streaming", "study", "sums",
     },
 }  # fmt: skip
