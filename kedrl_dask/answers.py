@@ -129,6 +129,7 @@ def sections_at(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike | Poli
     """k_L(x), of which coefficients are a linear function; (n, L). Averaged over a policy's actions."""
     if not isinstance(action, Policy):
         return model.input_kernel_(evaluation.checked_inputs(model, state, action), model.basis_)
+    state = evaluation.as_stored(model.encoding_, "state", state)
     state = evaluation.checked_columns("state", state, model.diagnostics_["sizes"]["state_dim"])
     actions, weights = action.draws(state, N_DRAWS, np.random.default_rng([model.random_state, 15]))
     total = np.zeros((len(state), len(model.basis_)))

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import xarray as xr
 
-from kedrl_dask import results
-from kedrl_dask.contrasts import INTERVAL_PARTS
+from kedrl_dask import frames, results
 from kedrl_dask.gate import Finding
 from kedrl_dask.model import KEDRL
 from kedrl_dask.recovery import Recovered
-from kedrl_dask.summaries import SUMMARIES
 
 __all__ = ["Comparison"]
 
@@ -49,14 +46,12 @@ class Comparison:
         ``second`` is the value with ten times the ridge and half the bandwidth; ``sensitive``, ``residual``
         and ``not_converged`` are the flags of the law.
         """
-        flags = self._frame("flag_sensitive", "flag_residual", "flag_not_converged")
-        flags.columns = flags.columns.str.removeprefix("flag_")
-        return self._tidy("", ["policy"]).merge(flags, on=["policy", "input"])
+        return frames.summaries(self.dataset)
 
     @property
     def differences(self) -> pd.DataFrame:
         """Summaries of ``minuend`` less those of ``subtrahend``, for each pair of policies."""
-        return self._tidy("_difference", ["minuend", "subtrahend"])
+        return frames.differences(self.dataset)
 
     @property
     def dominance(self) -> pd.DataFrame:
@@ -67,14 +62,12 @@ class Comparison:
         and somewhere below, or "neither". ``share`` is the share of bootstrap replicates that say so: no
         test of dominance. It is dominance under the recovery's specification, of one coordinate by itself.
         """
-        frame = self._frame("gain", "loss", "dominant", "share")
-        columns = ["minuend", "subtrahend", "input", "coordinate", "gain", "loss", "dominant", "share"]
-        return frame[[name for name in columns if name in frame]]
+        return frames.dominance(self.dataset)
 
     @property
     def distance(self) -> pd.DataFrame:
         """``mmd``: RKHS distance of the fitted embeddings, between joint laws, for each pair of policies."""
-        return self._frame("mmd")[["minuend", "subtrahend", "input", "mmd"]]
+        return frames.distance(self.dataset)
 
     @property
     def overlap(self) -> pd.DataFrame:
@@ -82,36 +75,22 @@ class Comparison:
 
         ``ess`` is the effective sample size of the density ratio, NaN where there is none.
         """
-        actions = ("logged_mean", "logged_deviation", "target_mean", "shift", "outside")
-        return self._frame(*actions, "distance", "logged_distance", "ess")
+        return frames.overlap(self.dataset)
 
     @property
     def support(self) -> pd.DataFrame:
         """Recovered mass in the lowest and the highest 5 % of the grid's range, and beyond it."""
-        return self._frame("edge_low", "edge_high")
+        return frames.support(self.dataset)
 
     def to_zarr(self, path: str | Path) -> None:
         """Write :attr:`dataset` to a new path; ``xarray.open_zarr(path, consolidated=False)`` reads it."""
         results.write_zarr(self.dataset, path)
 
+    def to_parquet(self, path: str | Path) -> None:
+        """Write the tables to a new directory, a Parquet file for each; see :func:`frames.write_parquet`."""
+        frames.write_parquet(self.dataset, path)
+
     def __repr__(self) -> str:
         """The table, and every finding below it."""
         lines = [self.table.to_string(index=False), *(str(finding) for finding in self.findings)]
         return "\n".join([*lines, *([f"accepted: {', '.join(self.accepted)}"] if self.accepted else [])])
-
-    def _frame(self, *names: str) -> pd.DataFrame:
-        present = [name for name in names if name in self.dataset]
-        return self.dataset[present].drop_attrs().to_dataframe().reset_index()
-
-    def _tidy(self, suffix: str, labels: list[str]) -> pd.DataFrame:
-        parts = {
-            f"{suffix}{part}": part.removeprefix("_") or "value" for part in (*INTERVAL_PARTS, "_second")
-        }
-        frames = []
-        for name in SUMMARIES:
-            columns = {name + part: column for part, column in parts.items() if name + part in self.dataset}
-            frame = self._frame(*columns).rename(columns=columns).assign(summary=name)
-            if "level" not in frame:
-                frame["level"] = self.dataset.attrs["tail"] if name == "cvar" else np.nan
-            frames.append(frame[[*labels, "input", "coordinate", "summary", "level", *columns.values()]])
-        return pd.concat(frames, ignore_index=True)

@@ -20,7 +20,7 @@ from kedrl_dask.checks import as_numbers, has_control_characters, shown
 from kedrl_dask.compared import Comparison
 from kedrl_dask.contrasts import contrasts, intervals
 from kedrl_dask.division import even_ranges
-from kedrl_dask.evaluation import checked_columns, joined_inputs
+from kedrl_dask.evaluation import as_stored, checked_columns, joined_inputs
 from kedrl_dask.execute import Executor, checked_executor
 from kedrl_dask.fitting import check_policy, workspace
 from kedrl_dask.functionals import Embedding
@@ -179,13 +179,14 @@ def _inputs(store: TransitionStore, policies: Mapping[str, Policy], at: Any) -> 
         raise ValueError(
             f"compare: at must be (state, action), or (state, None) for laws of states, got {shown(at)}"
         )
-    state, action = at
+    state, action = as_stored(store.encoding, "state", at[0]), at[1]
     if action is None:
         checked_columns("state", state, store.state_dim)
         return {name: (state, policy) for name, policy in policies.items()}
     actions: dict[str, Any] = dict(action if isinstance(action, Mapping) else dict.fromkeys(policies, action))
     if set(actions) != set(policies):
         raise ValueError(f"compare: actions are of {sorted(actions)}, the policies are {sorted(policies)}")
+    actions = {name: as_stored(store.encoding, "action", given) for name, given in actions.items()}
     for given in actions.values():
         joined_inputs(state, given, store.state_dim, store.action_dim)
     return {name: (state, actions[name]) for name in policies}

@@ -76,6 +76,7 @@ def _estimate(
     model.input_kernel_, model.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
     model.ridge_gamma_, model.ridge_reward_ = fit.ridges
     model.ridge_b_, model.mass_penalty_ = fit.ridge_b, fit.mass_penalty
+    model.encoding_ = store.encoding
     with reporter.stage("diagnostics"):
         model.diagnostics_ = diagnose(model, fit, store, policy)
     model.diagnostics_["seconds"] = dict(reporter.seconds)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
 from kedrl_dask.checks import as_numbers
 from kedrl_dask.criterion import BlockChunk, ExactReturnSpace, ReturnSpace, Space, bellman_residual
 from kedrl_dask.division import even_ranges
+from kedrl_dask.encoding import Encoding
 from kedrl_dask.exact import RewardShifts
 from kedrl_dask.kernels import Matern
 from kedrl_dask.operators import ConditionalOperators, ExactOperators, OperatorBlocks
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from kedrl_dask.reference import ConditionalEmbedding
 
 __all__ = [
+    "as_stored",
     "bellman_risk",
     "by_rows",
     "checked_columns",
@@ -48,7 +51,16 @@ def checked_inputs(model: KEDRL | ConditionalEmbedding, state: npt.ArrayLike, ac
     """Join state and action, checked against the data that the model was fitted on."""
     check_is_fitted(model)
     dims = model.diagnostics_["sizes"]
+    encoding = getattr(model, "encoding_", None)
+    state, action = as_stored(encoding, "state", state), as_stored(encoding, "action", action)
     return joined_inputs(state, action, dims["state_dim"], dims["action_dim"])
+
+
+def as_stored(encoding: Encoding | None, part: Literal["state", "action"], given: Any) -> Any:
+    """What is given in columns of the table that was stored, as the store has it; anything else as it is."""
+    if encoding is None or not isinstance(given, pd.DataFrame):
+        return given
+    return encoding.encode(part, given)
 
 
 def joined_inputs(state: npt.ArrayLike, action: npt.ArrayLike, state_dim: int, action_dim: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from kedrl_dask.planning import checked_plan
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import DensityRatio
+from kedrl_dask.rehearsal import PolicyWarning, rehearse
 from kedrl_dask.separating import Prepared, separated_problem
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import Solution, by_name
@@ -73,7 +75,7 @@ class Fit:
 
 
 def check_policy(policy: Policy, store: TransitionStore) -> None:
-    """Draw one action at a logged state, so that a policy that cannot be used fails before the passes."""
+    """Draw actions at logged states, so that a policy that cannot be used fails before the passes."""
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise PolicyError(f"fit: policy must be one of kedrl_dask.policies, got {shown(policy)}")
     state = store.transitions(0, min(64, store.n_rows)).inputs[:8, : store.state_dim]
@@ -82,6 +84,8 @@ def check_policy(policy: Policy, store: TransitionStore) -> None:
         raise PolicyError(f"fit: the policy returns {q} action columns, the store has {store.action_dim}")
     rng = np.random.default_rng(0)
     checked_draws(policy, state, 1, rng, store.action_dim, "the first rows of the store")
+    for finding in rehearse(policy, store).findings:
+        warnings.warn(finding, PolicyWarning, stacklevel=4)
 
 
 @contextmanager

@@ -315,7 +315,7 @@ class KEDRL(BaseEstimator):
         if not isinstance(store, TransitionStore):
             store = TransitionStore.open(store)
         settings.check_data(store.state_dim, store.action_dim, store.reward_dim, store.n_transitions)
-        return settings, store
+        return settings.in_own_units(store.encoding), store
 
     def plan(
         self,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
 from kedrl_dask.checks import check_count, check_number, cut, is_word, shown
+from kedrl_dask.encoding import PARTS, Encoding
 from kedrl_dask.exact import RewardShifts
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
@@ -111,6 +112,7 @@ def save(model: KEDRL, path: str | Path) -> None:
             "n_products": solution.n_products,
         },
         "diagnostics": model.diagnostics_,
+        "encoding": None if model.encoding_ is None else model.encoding_.to_json(),
     }
     write_fitted(path, KIND, specs, arrays, attributes)
 
@@ -232,6 +234,8 @@ def _assemble(cls: type[KEDRL], arrays: dict[str, Array], attributes: dict[str, 
     summary = dict(attributes["solution"])
     model.solution_ = Solution(model.coefficients_, Result[summary.pop("result")], history=history, **summary)
     model.diagnostics_ = attributes["diagnostics"]
+    encoding = attributes.get("encoding")  # models of earlier versions have none
+    model.encoding_ = None if encoding is None else Encoding.from_json(encoding)
     _check_numbers(model, settings)
     return model
 
@@ -246,6 +250,9 @@ def _check_numbers(model: KEDRL, settings: Settings) -> None:
         check_count("dimension", dim)
     if (state_dim + action_dim, reward_dim) != (model.basis_.shape[1], model.grid_.shape[1]):
         raise ValueError(f"sizes {shown(sizes)} are not those of the arrays")
+    encoding = model.encoding_
+    if encoding is not None and any(len(encoding.names(part)) != sizes[f"{part}_dim"] for part in PARTS):
+        raise ValueError("the encoding is not that of the model's columns")
     settings.check_data(state_dim, action_dim, reward_dim, max(sizes["transitions"], len(model.basis_)))
     if model.operators_.reward.shape[1] != 2 * len(model.frequencies_):
         raise ValueError(

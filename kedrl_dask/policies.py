@@ -1,8 +1,8 @@
 """Policies: how actions are drawn given a state, and with what density.
 
 The parametric families are location-scale: a = sᵀΘ + b + scale(s)·n, with independent standard noise n in
-each action coordinate. Their draws are fixed quadrature nodes, so that an average over actions depends on
-nothing but the state: not on the chunk, the worker, or a restart. :class:`Function` takes any sampler.
+each action coordinate. :class:`Regressor` has any regressor's prediction for a location, and
+:class:`Function` takes any sampler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from kedrl_dask.checks import as_numbers, check_count, is_word, shown
-from kedrl_dask.noise import GaussianNoise, LogisticNoise, Noise, UniformNoise
+from kedrl_dask.locations import Immutable, NoisyLocation, Regressor, precision
+from kedrl_dask.noise import GaussianNoise, LogisticNoise, UniformNoise
 
 __all__ = [
     "Function",
@@ -24,6 +25,7 @@ __all__ = [
     "LocationScale",
     "Logistic",
     "Policy",
+    "Regressor",
     "Uniform",
     "from_dict",
 ]
@@ -60,15 +62,7 @@ class Policy(Protocol):
         """Plain numbers, for JSON."""
 
 
-class _Immutable:
-    """Attributes are set once, by the constructor: results are filed under a policy's definition."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse."""
-        raise AttributeError(f"{type(self).__name__} cannot be changed; build a new one with another {name}")
-
-
-class LocationScale(_Immutable):
+class LocationScale(NoisyLocation):
     """Shared part of the parametric families: a = sᵀΘ + b + scale(s)·n, scale(s) = scale·exp(sᵀΘ_σ).
 
     A family declares the law of its standard noise n and what it calls the scale.
@@ -86,10 +80,7 @@ class LocationScale(_Immutable):
     """
 
     family: ClassVar[str]
-    noise: ClassVar[Noise]
     scale_name: ClassVar[str] = "scale"
-    deterministic_draws: ClassVar[bool] = True
-    has_log_density: ClassVar[bool] = True
 
     weights: Array
     bias: Array
@@ -137,42 +128,6 @@ class LocationScale(_Immutable):
             return np.broadcast_to(self.scale, (len(state), self.action_dim))
         return self.scale * np.exp(state @ self.scale_weights)
 
-    def draws(self, state: Array, n_draws: int, rng: Generator | None = None) -> tuple[Array, Array]:
-        """Quadrature nodes and weights for E[f(A) | s]; ``rng`` is not used.
-
-        A tensor Gauss rule where two or more nodes per action coordinate fit in ``n_draws``, Sobol points
-        where they do not: see :meth:`kedrl_dask.noise.Noise.nodes`.
-
-        Returns
-        -------
-        actions : (k, n, q) array
-            In the precision of ``state``; k ≤ ``n_draws``.
-        weights : (k,) array
-            Positive, sum to one.
-        """
-        nodes, weights = self.noise.nodes(n_draws, self.action_dim)
-        dtype = _precision(state)
-        location = self.location(state).astype(dtype, copy=False)
-        scale = self.scale_at(state).astype(dtype, copy=False)
-        return location + scale * nodes.astype(dtype, copy=False)[:, None, :], weights
-
-    def sample(self, state: Array, rng: Generator) -> Array:
-        """One random action (n, q) for each state."""
-        location = self.location(state)
-        noise = self.noise.sample(location.shape, rng)
-        return (location + self.scale_at(state) * noise).astype(_precision(state), copy=False)
-
-    def log_density(self, state: Array, action: Array) -> Array:
-        """Σ over coordinates of log f((a − location)/scale) − log scale, shape (n,)."""
-        location, scale = self.location(state), self.scale_at(state)
-        action = as_numbers(f"{self._name}.log_density: action", action, finite=False)
-        if action.shape != location.shape:
-            raise ValueError(
-                f"{self._name}.log_density: action has shape {action.shape}, "
-                f"expected {location.shape}: one row per state, one column per action coordinate"
-            )
-        return (self.noise.log_density((action - location) / scale) - np.log(scale)).sum(axis=1)
-
     def to_dict(self) -> dict[str, Any]:
         """Family and parameters as plain numbers, for JSON; :func:`from_dict` is the inverse."""
         numbers = {k: None if v is None else v.tolist() for k, v in self._parameters().items()}
@@ -190,10 +145,6 @@ class LocationScale(_Immutable):
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild through the constructor, so that a copy from another process is locked as well."""
         return type(self), tuple(self._parameters().values())
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
 
     def _parameters(self) -> dict[str, Array | None]:
         """Parameters by the names, and in the order, of the constructor."""
@@ -320,7 +271,7 @@ def from_dict(values: Mapping[str, Any]) -> LocationScale:
     return families[family](**parameters)
 
 
-class Function(_Immutable):
+class Function(Immutable):
     """Policy given by a sampler, for what the families do not cover.
 
     Parameters
@@ -332,6 +283,14 @@ class Function(_Immutable):
         ``log_density(state, action)`` returns (n,) values.
     action_dim : int, optional
         Number q of action coordinates, if it is to be checked.
+
+    Examples
+    --------
+    A policy of PyTorch, whose tensors are taken as they are, and one of d3rlpy, with noise of a tenth. The
+    package imports neither of them::
+
+        Function(lambda state, rng: actor(torch.as_tensor(state, dtype=torch.float32)))
+        Function(lambda state, rng: algo.predict(state) + 0.1 * rng.standard_normal((len(state), 1)))
     """
 
     deterministic_draws: ClassVar[bool] = False
@@ -375,7 +334,10 @@ class Function(_Immutable):
 
     def sample(self, state: Array, rng: Generator) -> Array:
         """One random action (n, q) for each state, checked for shape and finiteness."""
-        action = np.asarray(self._sample(state, rng))
+        action = self._sample(state, rng)
+        if hasattr(action, "detach"):  # a tensor that keeps its gradient, or is on another device
+            action = action.detach().cpu().numpy()
+        action = np.asarray(action)
         q = self.action_dim
         if action.dtype.kind not in "biuf":
             raise ValueError(
@@ -393,7 +355,7 @@ class Function(_Immutable):
                 f"Function: sample returned {int(bad.sum())} rows that are not finite, the first for state "
                 f"{state[bad][0].tolist()}; expected finite actions: check the sampler there"
             )
-        return action.astype(_precision(state), copy=False)
+        return action.astype(precision(state), copy=False)
 
     def log_density(self, state: Array, action: Array) -> Array:
         """Values (n,) of the given log density."""
@@ -419,8 +381,3 @@ class Function(_Immutable):
         """Names of the callables."""
         given = [self._sample] if self._log_density is None else [self._sample, self._log_density]
         return f"Function({', '.join(getattr(f, '__qualname__', repr(f)) for f in given)})"
-
-
-def _precision(state: Array) -> np.dtype[Any]:
-    """Precision of the actions: that of the states, at least single."""
-    return np.result_type(np.asarray(state).dtype, np.float32)

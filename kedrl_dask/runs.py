@@ -217,7 +217,11 @@ def describe(
         "id": uuid4().hex,
         "created": _now(),
         "settings": parameters(model),
-        "data": {"path": str(store.path.resolve()), "fingerprint": store.fingerprint},
+        "data": {
+            "path": str(store.path.resolve()),
+            "fingerprint": store.fingerprint,
+            "encoding": None if store.encoding is None else store.encoding.to_json(),
+        },
         "policy": _describe_policy(policy, store),
         "cache": None if cache is None else str(Path(cache).resolve()),
         "versions": {
@@ -249,7 +253,7 @@ def _agreed(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         *_differences("settings", found["settings"], wanted["settings"]),
         *_differences("policy", found["policy"], wanted["policy"]),
     ]
-    if found["data"]["fingerprint"] != wanted["data"]["fingerprint"]:
+    if any(found["data"].get(key) != wanted["data"][key] for key in ("fingerprint", "encoding")):
         before, now = (f"{d['path']} ({d['fingerprint'][:16]})" for d in (found["data"], wanted["data"]))
         differences.append(f"data were {before}, now {now}")
     if differences:

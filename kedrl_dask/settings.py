@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kedrl_dask.checks import MOST_SEED, as_numbers, check_count, check_number, check_word, is_word, shown
 from kedrl_dask.division import even_ranges
+from kedrl_dask.encoding import Encoding
 from kedrl_dask.kernels import Matern
 from kedrl_dask.plan import Form
 from kedrl_dask.ratio import ULSIF
@@ -204,6 +205,23 @@ class Settings:
                 )
         if self.reward_bounds is not None:
             self._check_bounds(reward_dim)
+
+    def in_own_units(self, encoding: Encoding | None) -> Settings:
+        """The same with lengths of given kernels in the units of the stored columns.
+
+        This is all that becomes of standardisation: see :mod:`kedrl_dask.encoding`.
+        """
+        if encoding is None or not encoding.scales:
+            return self
+        ratio = self.ratio
+        if ratio is not None:
+            ratio = replace(ratio, kernel=encoding.in_own_units(ratio.kernel, "state", "action"))
+        return replace(
+            self,
+            input_kernel=encoding.in_own_units(self.input_kernel, "state", "action"),
+            return_kernel=encoding.in_own_units(self.return_kernel, "reward"),
+            ratio=ratio,
+        )
 
     def _check_bounds(self, reward_dim: int) -> None:
         given: Any = self.reward_bounds

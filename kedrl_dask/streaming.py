@@ -15,6 +15,7 @@ from kedrl_dask.cache import Cache, Facts
 from kedrl_dask.choices import TUNING_SAMPLE, Choices
 from kedrl_dask.division import RowBlock, pieces
 from kedrl_dask.execute import Executor
+from kedrl_dask.locations import NoisyLocation
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.passes import (
     SUMS_KIND,
@@ -110,7 +111,7 @@ def _n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
     sample, kernel = choices.sample, choices.features.kernel
     n_states = sample.next_state.shape[1]
     n_actions = sample.inputs.shape[1] - n_states
-    if not isinstance(policy, LocationScale):
+    if not isinstance(policy, NoisyLocation):
         return RANDOM_DRAWS
     lengths = np.broadcast_to(kernel.length_scale, n_states + n_actions)[n_states:]
     spread = float((policy.scale_at(sample.next_state) / lengths).max())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.encoding import Encoding
 from kedrl_dask.episodes import EpisodeIndex
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.store import ArrayStore, PathLike, StoreError, check_vacant, digest
+from kedrl_dask.tables import ingest
 from kedrl_dask.validation import DataError, DataWarning, check_arrays, check_end, check_scale, check_sequence
 from kedrl_dask.writer import Moments, Writer, fingerprint, open_committed
 
@@ -82,8 +84,8 @@ class TransitionStore:
     A row is a transition when the next row belongs to the same episode (its successor), or when it is
     terminated (it has no successor). The last row of a truncated episode is not a transition.
 
-    Made by :meth:`from_arrays`, by :meth:`writer` for data larger than memory, or by :meth:`open`. The
-    object shows the rows committed when it was opened; open the store again after appending.
+    Made by :meth:`from_arrays`, :meth:`from_table`, :meth:`writer` or :meth:`open`. It shows the rows that
+    were committed then; open it again after appending.
 
     Examples
     --------
@@ -152,6 +154,18 @@ class TransitionStore:
             for start in range(0, order.size, chunk_rows):
                 part = order[start : start + chunk_rows]
                 writer.append(**{name: values[part] for name, values in rows.items()})
+        return cls.open(path)
+
+    @classmethod
+    def from_table(
+        cls, path: PathLike, source: Any, columns: Mapping[str, Any], **options: Any
+    ) -> TransitionStore:
+        """Store a table of recorded time points, in memory or in files of any size; rows in any order.
+
+        ``columns`` names those of the episode, step or time, state, action, reward, and flags of its end;
+        they and the options are described at :func:`kedrl_dask.tables.ingest`.
+        """
+        ingest(path, source, columns, **options)
         return cls.open(path)
 
     @classmethod
@@ -233,6 +247,11 @@ class TransitionStore:
     def fingerprint(self) -> str:
         """Hexadecimal sha256 of the content; equal for equal rows and chunk_rows."""
         return str(self._attributes["fingerprint"])
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What the columns are, if the store was made from a table."""
+        return Encoding.from_json(self._attributes["encoding"]) if "encoding" in self._attributes else None
 
     @property
     def statistics(self) -> dict[str, dict[str, Array]]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.checks import as_numbers, check_count, cut
+from kedrl_dask.encoding import PARTS, Encoding
 from kedrl_dask.files import checksum_of
 from kedrl_dask.foreign import MOST_SIZE, MOST_UNPACKED_BYTES
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
@@ -43,6 +44,7 @@ _COMMITTED = (
     "tail_digests",
     "full_moments",
     "moments",
+    "encoding",
 )
 _DIGESTS_PER_CHUNK = 1024
 #: A standard deviation that is a smaller share of the entries is their rounding.
@@ -117,7 +119,8 @@ def open_committed(path: PathLike, writable: bool = False) -> ArrayStore:
         )
     attributes = arrays.attributes
     expected = attributes.get("checksum")  # older stores have none
-    if expected is not None and checksum_of({name: attributes.get(name) for name in _COMMITTED}) != expected:
+    found = {name: attributes[name] for name in _COMMITTED if name in attributes}
+    if expected is not None and checksum_of(found) != expected:
         raise StoreError(
             f"{arrays.path / 'zarr.json'} is damaged, its attributes have changed; restore the store from a "
             "copy, or write it again"
@@ -158,6 +161,11 @@ def _check_attributes(arrays: ArrayStore, attributes: Mapping[str, Any]) -> None
             if shapes != {arrays.shape(name)[1:]} or not (as_numbers(name, moments.squares) >= 0).all():
                 raise ValueError(f"the moments of {name} are not those of its columns")
             check_count("count", moments.count, most=MOST_SIZE)
+    if "encoding" in attributes:
+        encoding = Encoding.from_json(attributes["encoding"])
+        for part in PARTS:
+            if (len(encoding.names(part)),) != arrays.shape(part)[1:]:
+                raise ValueError(f"the encoding of {part} is not that of its columns")
 
 
 def chunk_digests(rows: Mapping[str, Array]) -> Array:
@@ -185,6 +193,7 @@ class Writer:
             for spec in TRANSITIONS
         }
         self._status = "open"
+        self._encoding = Encoding.from_json(state["encoding"]) if "encoding" in state else None
         self._n_rows: int = state["n_rows"]
         self._n_episodes: int = state["n_episodes"]
         self._n_terminal: int = state["n_terminal"]
@@ -195,7 +204,9 @@ class Writer:
         self._last = self._reload(state["tail_digests"]) if self._n_rows else None
 
     @classmethod
-    def create(cls, path: PathLike, dims: Mapping[str, int], chunk_rows: int) -> Writer:
+    def create(
+        cls, path: PathLike, dims: Mapping[str, int], chunk_rows: int, encoding: Encoding | None = None
+    ) -> Writer:
         """Begin a new store with these numbers of columns for state, action and reward."""
         for name, value in (*((f"{name}_dim", n) for name, n in dims.items()), ("chunk_rows", chunk_rows)):
             if isinstance(value, Integral) and value < 1:
@@ -217,6 +228,8 @@ class Writer:
             attributes={"complete": False},
         )
         empty: dict[str, Any] = {"n_rows": 0, "n_episodes": 0, "n_terminal": 0, "full_moments": {}}
+        if encoding is not None:
+            empty["encoding"] = encoding.to_json()
         return cls(arrays, empty)
 
     @classmethod
@@ -388,7 +401,7 @@ class Writer:
             arrays.resize("chunk", len(self._digests))
             arrays.write(TRANSITION_DIGESTS.name, 0, np.stack(self._digests))
         all_digests = [*self._digests, *([] if tail_digests is None else [tail_digests])]
-        attributes = {
+        attributes: dict[str, Any] = {
             "complete": True,
             "n_rows": self._n_rows,
             "n_episodes": self._n_episodes,
@@ -398,6 +411,11 @@ class Writer:
             "full_moments": {name: m.to_json() for name, m in self._full_moments.items()},
             "moments": {name: m.to_json() for name, m in moments.items()},
         }
+        if self._encoding is not None:
+            # Units are those of the first commit: what is appended later does not change earlier fits.
+            units = {name: m.deviation for name, m in moments.items()}
+            encoding = self._encoding if self._encoding.scales else self._encoding.with_scales(units)
+            attributes["encoding"] = encoding.to_json()
         arrays.update_attributes(**attributes, checksum=checksum_of(attributes))
         arrays.finish()
 

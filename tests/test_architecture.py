@@ -15,8 +15,8 @@ PACKAGE = Path(kedrl_dask.__file__).parent
 FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
-        "checks", "criterion", "design", "drawing", "exact", "functionals", "fused", "grid",
-        "kernels", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
+        "checks", "criterion", "design", "drawing", "encoding", "exact", "functionals", "fused", "grid",
+        "kernels", "locations", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
         "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex", "sizing",
         "solvers", "spectral", "summaries", "theory", "trend", "tuning",
     },
@@ -24,14 +24,14 @@ FLOORS = {
     2: {
         "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files", "foreign",
         "objective", "paired_costs", "paired_objective", "passes", "plan", "probe", "process", "progress",
-        "schema", "store", "target", "transitions", "validation", "writer",
+        "schema", "store", "tables", "target", "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
         "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "compared", "comparison",
         "conditioning", "config", "contrasts", "datasets", "demo", "diagnostics", "estimating", "evaluation",
-        "fitting", "gate", "model", "pairing", "persist", "planning", "plots", "reference", "report",
-        "reporting", "results", "runs",
+        "fitting", "frames", "gate", "model", "pairing", "persist", "planning", "plots", "reference",
+        "rehearsal", "report", "reporting", "results", "runs",
         "separating", "settings", "streaming", "study", "sums",
     },
 }  # fmt: skip
@@ -79,7 +79,8 @@ def test_imports__point_down(path):
 
 
 @pytest.mark.parametrize(
-    ("library", "owner"), [("zarr", "store"), ("distributed", "execute"), ("dask", "execute")]
+    ("library", "owner"),
+    [("zarr", "store"), ("distributed", "execute"), ("dask", "execute"), ("pyarrow", "tables")],
 )
 def test_library__known_to_one_module(library, owner):
     users = {room(path) for path in SOURCES if any(n.split(".")[0] == library for n in imports(path))}
@@ -97,6 +98,7 @@ def test_dependencies__every_import_is_declared():
         "numpy",
         "pandas",
         "psutil",
+        "pyarrow",
         "rich",
         "scipy",
         "sklearn",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import zarr
+from pyarrow import parquet as pa_parquet
 
 from kedrl_dask import KEDRL, Matern, TransitionStore, compare, functionals, policies
 from kedrl_dask.checks import has_control_characters
 from kedrl_dask.cli import main
+from kedrl_dask.encoding import Encoding, StateColumn
 from kedrl_dask.execute import Certificates, parse_memory
 from kedrl_dask.foreign import unpacked_bytes
 from kedrl_dask.gate import CODES
@@ -520,6 +525,107 @@ PATHS = {
 }
 
 
+COLUMNS = {"episode": "id", "step": "t", "state": ["x"], "action": "a", "reward": "r"}
+ROWS = "id,t,x,a,r\n" + "".join(f"{i},{t},{t}.5,1,{i}\n" for i in range(3) for t in range(4))
+
+
+def table(content, name="a.csv", columns=COLUMNS, **options):
+    """A file with this content, or one that a function makes, as a store."""
+
+    def act(b):
+        path = b.scratch / f"table{len(os.listdir(b.scratch))}" / name
+        path.parent.mkdir()
+        if callable(content):
+            content(path)
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        TransitionStore.from_table(b.out / "new", path, columns, progress="none", **options)
+
+    return act
+
+
+def without(key):
+    return {name: column for name, column in COLUMNS.items() if name != key}
+
+
+def parquet_of(**changed):
+    """The rows as Parquet, with columns changed."""
+
+    def make(path):
+        frame = pd.read_csv(io.StringIO(ROWS)).assign(**changed)
+        pa_parquet.write_table(pa.Table.from_pandas(frame), path)
+
+    return make
+
+
+def cut_short(path):
+    parquet_of()(path)
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def nested(path):
+    pa_parquet.write_table(pa.table({"id": [0], "t": [0], "x": [[1.0]], "a": [1], "r": [1]}), path)
+
+
+def two_formats(path):
+    path.mkdir()
+    (path / "a.csv").write_text(ROWS)
+    parquet_of()(path / "b.parquet")
+
+
+def without_rows(path):
+    path.mkdir()
+
+
+TABLES = {
+    "no file": (lambda b: TransitionStore.from_table(b.out / "n", b.out / "x.csv", COLUMNS), "no such file"),
+    "no path": (lambda b: TransitionStore.from_table(b.out / "n", 3, COLUMNS), "source must be a string"),
+    "no format": (table(ROWS, "a.xlsx"), "its name does not tell its format.*give format"),
+    "unknown format": (table(ROWS, format="excel"), "format must be 'parquet' or 'csv' or 'arrow'"),
+    "another format": (table(ROWS, format="parquet"), "a.csv: cannot be read after row 0 .*check the file"),
+    "two formats": (table(two_formats, "both"), "files of the formats csv, parquet; give format"),
+    "empty directory": (table(without_rows, "none"), "has no files of a table.*give a file"),
+    "a pipe": (table(os.mkfifo), "pipe, socket or device"),
+    "empty file": (table(""), "a.csv: cannot be read after row 0"),
+    "header alone": (table("id,t,x,a,r\n"), "has 0 rows, expected at least one"),
+    "ragged": (table(ROWS + "9,9\n"), "a.csv: cannot be read after row .*Expected 5 columns, got 2"),
+    "no text": (table(b"id,t,x,a,r\n0,0,\xff\xfe,1,1\n" * 2), "a.csv: "),
+    "no such column": (
+        table(ROWS, columns=COLUMNS | {"action": "dose"}),
+        "column 'dose' is not there; the col",
+    ),
+    "column twice": (table(ROWS.replace("id,t,x,a,r", "id,t,x,x,r")), "column 'x' is there twice"),
+    "column of two meanings": (table(ROWS, columns=COLUMNS | {"reward": "a"}), "'a' is named twice"),
+    "no episode": (table(ROWS, columns=without("episode")), "'episode' is missing; name its columns"),
+    "no step": (table(ROWS, columns=without("step")), "give either 'step'.*or 'time'"),
+    "unknown meaning": (table(ROWS, columns=COLUMNS | {"done": "d"}), "a key must be 'episode' or"),
+    "columns of another type": (table(ROWS, columns=["id"]), "columns must be a dict"),
+    "column of another type": (table(ROWS, columns=COLUMNS | {"state": [3]}), "must be the name of a column"),
+    "categorical action": (table(ROWS, categorical=["a"]), "'a' is no state column"),
+    "missing policy": (table(ROWS, missing="ignore"), "missing must be 'refuse' or 'drop' or 'impute'"),
+    "imputed reward": (table(ROWS, missing={"r": "impute"}), "'r' is no state column, and only those"),
+    "missing of no column": (table(ROWS, missing={"q": "drop"}), "'q' is not one of the columns"),
+    "standardised time": (table(ROWS, standardise=["time"]), "standardise must be 'state' or 'action'"),
+    "text": (table(ROWS.replace("2.5", "tall")), "a.csv: row 2, column 'x' is 'tall'.*categorical"),
+    "missing": (table(ROWS.replace("2.5", "")), "row 2, column 'x' is missing.*or 'impute'"),
+    "all dropped": (table(ROWS.replace("2.5", ""), missing="drop"), "every episode has a missing value"),
+    "all missing": (table(parquet_of(x=None), "a.parquet", missing="impute"), "'x' is missing in every row"),
+    "infinity": (table(ROWS.replace("2.5", "inf")), "row 2, column 'x' is 'inf', expected at most"),
+    "rows twice": (table(ROWS + ROWS.split("\n", 1)[1]), "same episode and the same step or time"),
+    "gap": (table(ROWS.replace("0,2,2.5,1,0\n", "")), "row 2 of .*has step 3 of episode 0 after step 1"),
+    "lone row": (table(ROWS + "7,0,1,1,1\n"), "row 12 of .* is the only row of episode 7"),
+    "lists": (table(nested, "a.parquet"), "column 'x' has the type list.*convert it"),
+    "cut short": (table(cut_short, "a.parquet"), "a.parquet: cannot be read after row 0"),
+    "garbage": (table(b"PAR1" + bytes(90) + b"PAR1", "a.parquet"), "a.parquet: cannot be read after row 0"),
+    "garbage in Arrow": (table(b"ARROW1\0\0" + b"\xff" * 90, "a.feather"), "a.feather: cannot be read"),
+    "a pickle": (table(pickle.dumps([1, 2]), "a.parquet"), "a.parquet: cannot be read after row 0"),
+    "too many levels": (
+        table("id,t,x,a,r\n" + "".join(f"0,{t},l{t},1,1\n" for t in range(1_100)), categorical=["x"]),
+        "more than 1,000 levels.*group them",
+    ),
+}
+
+
 def model(change, array=None):
     return lambda b: KEDRL.load(b.edit("model", change, array))
 
@@ -646,6 +752,12 @@ STORES = {
     "result unknown": (model(attribute("solution", result="__class__")), "damaged .KeyError"),
     "sizes of another model": (model(attribute("diagnostics", sizes={"state_dim": 9})), "damaged"),
     "no diagnostics": (model(put(diagnostics=None)), "damaged"),
+    "encoding of words": (store(put(encoding="x")), "attributes are damaged"),
+    "encoding of other columns": (
+        store(put(encoding=Encoding((StateColumn("x"),), ("a",), ("r",)).to_json())),
+        "the encoding of state is not that of its columns",
+    ),
+    "encoding of a model": (model(put(encoding={"state": 3})), "damaged"),
     "construction contradicts": (
         model(parameter(construction="paired")),
         "construction 'paired' contradicts",
@@ -662,6 +774,7 @@ TABLE = {
         "asked": ASKED,
         "paths": PATHS,
         "stores": STORES,
+        "tables": TABLES,
     }.items()
     for name, case in cases.items()
 }
@@ -694,6 +807,7 @@ def test_table__is_long_enough():
     assert len(TABLE) >= 40
 
 
+MEANT = ["--episode", "id", "--step", "t", "--state", "x", "--action", "a", "--reward", "r"]
 OUT, STORE, SCRATCH = "{out}/new", "{store}", "{scratch}"
 COMMANDS = {
     "no verb": ([], "usage: kedrl"),
@@ -735,6 +849,17 @@ COMMANDS = {
         ["demo", "--output", OUT, "--workers", "99999"],
         "99999 processes are more than",
     ),
+    "ingest nothing": (["ingest", "{out}/nowhere.csv", OUT, *MEANT], "no such file or directory"),
+    "ingest a store": (["ingest", STORE, OUT, *MEANT], "has no files of a table"),
+    "ingest over a store": (["ingest", "{out}/x.csv", STORE, *MEANT], "already exists; choose another path"),
+    "ingest without columns": (["ingest", "{out}/x.csv", OUT, "--episode", "id"], "required: --state"),
+    "ingest missing": (
+        ["ingest", "x", OUT, *MEANT, "--missing", "guess"],
+        "'guess' is not one of refuse, dr",
+    ),
+    "ingest a part": (["ingest", "x", OUT, *MEANT, "--standardise", "time"], "invalid choice: 'time'"),
+    "ingest two orders": (["ingest", "x", OUT, *MEANT, "--time", "d"], "give either 'step'.*or 'time'"),
+    "ingest a forged column": (["ingest", "x", OUT, *MEANT, "--terminated", NASTY], "name of a column, got"),
     "plan nothing": (["plan", "{out}/nowhere"], "no such store; check the path"),
     "plan a file": (["plan", "{store}/zarr.json"], "a file.*give the directory of a store"),
     "plan a model": (["plan", "{saved}"], "kind 'kedrl model', expected 'transitions'"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray
 
-from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, compare, policies
+from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, compare, frames, policies
 from kedrl_dask.contrasts import dominance
 from kedrl_dask.execute import ThreadExecutor, local_cluster
 from kedrl_dask.mixtures import Mixture
@@ -412,3 +413,32 @@ def test_thresholds__of_smoothed_and_discrete_coordinates():
     np.testing.assert_array_equal(np.unique(found[1]), [1.0, 4.0])
     narrow = thresholds(Mixture(atoms, np.full((1, 3), 1 / 3), np.array([1e-6, 0.0])))
     assert narrow.shape == (2, 401)
+
+
+def test_parquet__has_the_tables(comparison, tmp_path):
+    comparison.to_parquet(tmp_path / "results")
+    names = {path.stem for path in (tmp_path / "results").iterdir()}
+    assert names == set(frames.TABLES)
+    tables = {
+        "summaries": comparison.table,
+        "differences": comparison.differences,
+        "dominance": comparison.dominance,
+        "distance": comparison.distance,
+        "overlap": comparison.overlap,
+        "support": comparison.support,
+    }
+    for name, wanted in tables.items():
+        found = pd.read_parquet(tmp_path / "results" / f"{name}.parquet")
+        pd.testing.assert_frame_equal(found, wanted, check_dtype=False)
+        assert found.attrs["caution"] == comparison.dataset.attrs["caution"]
+        assert found.attrs["fingerprint"] == comparison.dataset.attrs["fingerprint"]
+    weights = pd.read_parquet(tmp_path / "results" / "weights.parquet")
+    law = comparison.laws[comparison.dataset["policy"].to_numpy()[0]]
+    first = weights[
+        (weights["policy"] == comparison.dataset["policy"].to_numpy()[0]) & (weights["input"] == 0)
+    ]
+    np.testing.assert_array_equal(first["weight"], law.weights[0])
+    np.testing.assert_array_equal(first.filter(like="return_"), law.atoms)
+    with pytest.raises(FileExistsError, match="already exists"):
+        comparison.to_parquet(tmp_path / "results")
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]

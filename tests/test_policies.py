@@ -1,5 +1,6 @@
 import json
 import pickle
+import re
 from math import comb, factorial
 
 import numpy as np
@@ -7,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
+from sklearn.linear_model import LinearRegression
 
-from kedrl_dask import policies
+from kedrl_dask import KEDRL, policies
+from kedrl_dask.drawing import PolicyError
 from kedrl_dask.noise import GaussianNoise, LogisticNoise, UniformNoise
 from kedrl_dask.policies import Function, Gaussian, Logistic, Policy, Uniform
+from kedrl_dask.rehearsal import PolicyWarning, rehearse
 
 NOISES = [GaussianNoise(), UniformNoise(), LogisticNoise()]
 FAMILIES = [Gaussian, Uniform, Logistic]
@@ -334,3 +338,115 @@ def test_function__compares_prints_and_pickles_by_its_callables():
     assert pickle.loads(pickle.dumps(policy)) == policy
     assert policy != Function(normal)
     assert repr(policy) == "Function(normal)"
+
+
+class Tensor:
+    """What a tensor of PyTorch must do, and nothing else: ``numpy.asarray`` of one with a gradient fails."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, *_, **__):
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        return self.values
+
+
+def test_function__takes_tensors():
+    state = np.arange(6.0).reshape(-1, 2)
+    policy = policies.Function(lambda s, rng: Tensor(s[:, :1].astype(np.float32)))
+    np.testing.assert_array_equal(policy.sample(state, np.random.default_rng(0)), state[:, :1])
+
+
+class Algo:
+    """What a policy of d3rlpy must do."""
+
+    def predict(self, state):
+        return np.tanh(state[:, :1]).astype(np.float32)
+
+
+def test_regressor__is_the_gaussian_of_a_linear_one():
+    rng = np.random.default_rng(0)
+    state, weights = rng.normal(size=(40, 3)), np.array([[1.0, 0.2], [-2.0, 0.0], [0.5, 1.0]])
+    estimator = LinearRegression().fit(state, state @ weights + [0.3, -1.0])
+    found = policies.Regressor(estimator, scale=[0.5, 2.0])
+    wanted = policies.Gaussian(weights, bias=[0.3, -1.0], scale=[0.5, 2.0])
+    for left, right in zip(found.draws(state, 9), wanted.draws(state, 9), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-12)
+    action = wanted.sample(state, np.random.default_rng(1))
+    np.testing.assert_allclose(found.sample(state, np.random.default_rng(1)), action)
+    np.testing.assert_allclose(found.log_density(state, action), wanted.log_density(state, action))
+    copy = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(copy.draws(state, 9)[0], found.draws(state, 9)[0])
+    with pytest.raises(AttributeError, match="build a new one"):
+        copy.scale = 3
+    assert isinstance(found, policies.Policy)
+
+
+def test_regressor__takes_anything_that_predicts():
+    policy = policies.Regressor(Algo(), scale=0.2, noise="uniform")
+    state = np.random.default_rng(0).normal(size=(30, 2))
+    assert np.abs(policy.sample(state, np.random.default_rng(0)) - np.tanh(state[:, :1])).max() <= 0.2
+    assert policies.Regressor(Algo(), scale=0.2, action_dim=3).action_dim == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: policies.Regressor(3, scale=1.0), "estimator must have predict"),
+        (lambda: policies.Regressor(Algo, scale=1.0), "estimator must have predict"),
+        (lambda: policies.Regressor(Algo(), scale=0.0), "scale must be positive"),
+        (lambda: policies.Regressor(Algo(), scale=1.0, noise="cauchy"), "noise must be 'gaussian' or"),
+        (lambda: policies.Regressor(Algo(), [1.0, 1.0]).location(np.zeros((4, 2))), "predicts shape .4, 1."),
+        (lambda: policies.Regressor(Algo(), 1.0).to_dict(), "cannot be written as numbers"),
+    ],
+)
+def test_regressor__refuses_what_defines_no_policy(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_fit__with_a_regressor_is_that_with_its_numbers(small_store, kernels):
+    fixed = {"input_kernel": kernels[0], "return_kernel": kernels[1], "ridge_gamma": 1e-3}
+    sizes = {"n_atoms": 8, "n_basis": 8, "n_landmarks": 10, "n_features": 16}
+    state = small_store.transitions().inputs[:, :2]
+    estimator = LinearRegression().fit(state, state @ [0.2, -0.1] + 0.1)
+    found, wanted = (
+        KEDRL(0.9, **fixed, **sizes).fit(small_store, policy, progress="none").coefficients_
+        for policy in (
+            policies.Regressor(estimator, scale=0.3),
+            policies.Gaussian([0.2, -0.1], bias=0.1, scale=0.3),
+        )
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_rehearsal__reports_actions_beside_the_logged_ones(small_store):
+    logged = small_store.transitions().next_action
+    near = rehearse(policies.Gaussian([0.3, 0.0], scale=0.3), small_store)
+    assert near.findings == []
+    assert near.overlap.logged_mean == pytest.approx(logged.mean(axis=0))
+    half = rehearse(policies.Gaussian([0.0, 0.0], bias=logged.max() + 0.5, scale=0.1), small_store)
+    assert re.search(
+        "100% of the policy's actions lie outside .* action 0, .*check the units", half.findings[0]
+    )
+    with pytest.raises(PolicyError, match=r"far outside the range of the logged action 0, .*check the units"):
+        rehearse(policies.Gaussian([0.0, 0.0], bias=100 * np.ptp(logged), scale=0.1), small_store)
+
+
+def test_fit__warns_of_a_policy_far_from_the_data(small_store, kernels):
+    far = policies.Gaussian([0.0, 0.0], bias=small_store.statistics["action"]["max"][0] + 0.5, scale=0.1)
+    model = KEDRL(
+        0.9, input_kernel=kernels[0], return_kernel=kernels[1], n_atoms=8, n_basis=8, n_landmarks=10
+    )
+    with pytest.warns(PolicyWarning, match="lie outside the range of the logged action 0"):
+        model.fit(small_store, far, progress="none")

@@ -24,7 +24,7 @@ from kedrl_dask.datasets.systems import SYSTEMS
 from kedrl_dask.progress import Reporter
 from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["add"]
+__all__ = ["add", "store_summary"]
 
 #: Episodes are simulated a thousand at a time: of so many steps they take a gibibyte.
 MOST_STEPS = 5_000
@@ -116,13 +116,14 @@ def _run(options: argparse.Namespace) -> int:
     size = sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
     seconds = time.perf_counter() - start
     if options.json:
-        print_out(as_json(_summary(store) | {"bytes": size, "seconds": seconds}))
+        print_out(as_json(store_summary(store) | {"bytes": size, "seconds": seconds}))
     else:
         print_out(f"{store!r}\n{size / 2**20:,.1f} MiB on disk, written in {seconds:.1f} s")
     return SUCCESS
 
 
-def _summary(store: TransitionStore) -> dict[str, Any]:
+def store_summary(store: TransitionStore) -> dict[str, Any]:
+    """What there is in a store, as JSON."""
     return {
         "path": str(store.path),
         "rows": store.n_rows,

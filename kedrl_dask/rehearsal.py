@@ -1,0 +1,112 @@
+"""A policy tried on logged states before a fit: what it does there, beside what was logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.drawing import PolicyError, checked_draws
+from kedrl_dask.kernels import Matern
+from kedrl_dask.overlap import Overlap, action_overlap
+from kedrl_dask.policies import Policy
+from kedrl_dask.transitions import Transitions, TransitionStore
+
+__all__ = ["PolicyWarning", "Rehearsal", "rehearse"]
+
+Array = npt.NDArray[Any]
+
+#: Places of the store, evenly spaced, and rows of each, at which a policy is tried; and draws for each state.
+PLACES, PLACE_ROWS, N_DRAWS = 8, 64, 8
+#: Share of target actions outside the logged range above which a fit warns.
+LARGE_OUTSIDE = 0.5
+
+
+class PolicyWarning(UserWarning):
+    """A policy acts where little was logged."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """Actions of a policy at logged successor states.
+
+    Attributes
+    ----------
+    sample : Transitions
+        Those at whose successors the policy was tried.
+    actions, weights : (k, n, q) and (k,) arrays
+        Its draws.
+    names : tuple of str
+        Of the action's columns.
+    """
+
+    sample: Transitions
+    actions: Array
+    weights: Array
+    names: tuple[str, ...]
+
+    @cached_property
+    def overlap(self) -> Overlap:
+        """Target actions beside logged ones; distances are in standard deviations of the columns."""
+        spread = self.sample.inputs.std(axis=0)
+        kernel = Matern(length_scale=tuple(np.where(spread > 0, spread, 1.0).tolist()))
+        part = self.sample
+        given = part.inputs, part.episode, part.next_state, part.next_action
+        return action_overlap(*given, self.actions, self.weights, kernel)
+
+    @property
+    def beyond(self) -> Array:
+        """How far the target action nearest to the logged range is outside it, in widths of that; (q,)."""
+        low, high = self.sample.next_action.min(axis=0), self.sample.next_action.max(axis=0)
+        outside = np.maximum(np.maximum(low - self.actions, self.actions - high), 0.0).min(axis=(0, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(high > low, outside / (high - low), 0.0)
+
+    @property
+    def findings(self) -> list[str]:
+        """What to know of the policy's actions, in words; empty where they are among the logged ones."""
+        found = self.overlap
+        return [
+            f"{found.outside[i]:.0%} of the policy's actions lie outside the range of the logged {name}, "
+            f"whose mean is {found.logged_mean[i]:.3g} and the policy's {found.target_mean[i]:.3g}: answers "
+            "extrapolate; check the units of its states and actions, or evaluate a policy nearer to the data"
+            for i, name in enumerate(self.names)
+            if found.outside[i] > LARGE_OUTSIDE and found.logged_deviation[i] > 0
+        ]
+
+
+def rehearse(policy: Policy, store: TransitionStore) -> Rehearsal:
+    """Try a policy at states from all over a store.
+
+    Raises
+    ------
+    PolicyError
+        If it fails there, returns anything but finite actions, or nothing but actions that are farther
+        outside the logged range than this is wide.
+    """
+    edges = np.linspace(0, max(store.n_rows - PLACE_ROWS, 0), PLACES).astype(int)
+    starts = np.unique(edges)
+    pieces = [store.transitions(start, min(start + PLACE_ROWS, store.n_rows)) for start in starts.tolist()]
+    joined = Transitions(
+        **{name: np.concatenate([vars(piece)[name] for piece in pieces]) for name in vars(pieces[0])}
+    )
+    joined = joined.select(np.unique(joined.rows, return_index=True)[1])
+    sample = joined.select(~joined.terminal) if not joined.terminal.all() else joined
+    where = f"successors of rows {sample.rows[0]} to {sample.rows[-1]}"
+    rng = np.random.default_rng(0)
+    drawn = checked_draws(policy, sample.next_state, N_DRAWS, rng, store.action_dim, where)
+    encoding = store.encoding
+    names = encoding.action if encoding else tuple(f"action {i}" for i in range(store.action_dim))
+    found = Rehearsal(sample, *drawn, names)
+    far = np.flatnonzero(found.beyond > 1)
+    if far.size:
+        name, logged = names[far[0]], sample.next_action[:, far[0]]
+        raise PolicyError(
+            f"all actions of the policy are far outside the range of the logged {name}, which is "
+            f"{logged.min():.4g} to {logged.max():.4g}: the nearest is {found.beyond[far[0]]:.1f} times as "
+            "far beyond it as it is wide; nothing was logged there: check the units of its states and actions"
+        )
+    return found
