@@ -306,7 +306,7 @@ class KEDRL(BaseEstimator):
         settings = Settings(**self.get_params(deep=False))
         if not isinstance(store, TransitionStore):
             store = TransitionStore.open(store)
-        settings.check_data(store.state_dim, store.action_dim, store.reward_dim, store.n_transitions)
+        settings.check_data(store.state_dim, store.action_dim, store.reward_dim, store.base.n_transitions)
         return settings, store
 
     def plan(

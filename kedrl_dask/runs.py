@@ -217,7 +217,11 @@ def describe(
         "id": uuid4().hex,
         "created": _now(),
         "settings": parameters(model),
-        "data": {"path": str(store.path.resolve()), "fingerprint": store.fingerprint},
+        "data": {
+            "path": str(store.path.resolve()),
+            "fingerprint": store.fingerprint,
+            "grown_from": store.base.n_rows,
+        },
         "policy": _describe_policy(policy, store),
         "cache": None if cache is None else str(Path(cache).resolve()),
         "versions": {
@@ -252,6 +256,10 @@ def _agreed(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     if found["data"]["fingerprint"] != wanted["data"]["fingerprint"]:
         before, now = (f"{d['path']} ({d['fingerprint'][:16]})" for d in (found["data"], wanted["data"]))
         differences.append(f"data were {before}, now {now}")
+    else:
+        rows = wanted["data"]["grown_from"]
+        if found["data"].get("grown_from", rows) != rows:
+            differences.append(f"the store had grown from {found['data']['grown_from']:,} rows, now {rows:,}")
     if differences:
         raise ValueError(
             f"{path} is a run with other inputs: {'; '.join(differences)}. Fit with what it has, or choose "
@@ -296,8 +304,10 @@ def recorded_fit(path: Path, policy: Policy | None) -> tuple[dict[str, Any], dic
             )
         policy = from_dict(found["policy"])
     settings = {name: from_json(value) for name, value in found["settings"].items()}
+    store = TransitionStore.open(found["data"]["path"])
+    grown_from = found["data"].get("grown_from", store.n_rows)
     return settings, {
-        "store": found["data"]["path"],
+        "store": store if grown_from == store.n_rows else store.grown_from(grown_from),
         "policy": policy,
         "cache": found.get("cache"),
         "run": path,

@@ -23,8 +23,8 @@ FLOORS = {
     # Storage and execution.
     2: {
         "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files", "foreign",
-        "objective", "paired_costs", "paired_objective", "passes", "plan", "probe", "process", "progress",
-        "schema", "store", "target", "transitions", "validation", "writer",
+        "objective", "paired_costs", "paired_objective", "pairs", "passes", "plan", "prefix", "probe",
+        "process", "progress", "schema", "store", "target", "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
@@ -32,7 +32,7 @@ FLOORS = {
         "conditioning", "config", "contrasts", "datasets", "demo", "diagnostics", "estimating", "evaluation",
         "fitting", "gate", "model", "pairing", "persist", "planning", "plots", "reference", "report",
         "reporting", "results", "runs",
-        "separating", "settings", "streaming", "study", "sums",
+        "separating", "settings", "streaming", "study", "sums", "toml",
     },
 }  # fmt: skip
 FREE = {"_version"}

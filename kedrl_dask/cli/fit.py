@@ -23,7 +23,7 @@ from kedrl_dask.cli.common import (
     print_out,
 )
 from kedrl_dask.cli.plan import PARAMETERS, SETTINGS
-from kedrl_dask.config import RunConfig, load_config, load_policy
+from kedrl_dask.config import ONLY, RunConfig, load_config, load_policy
 from kedrl_dask.execute import PATIENCE, Executor, cluster_at, local_cluster
 from kedrl_dask.model import KEDRL
 from kedrl_dask.runs import CHECKPOINT_SECONDS, read_run
@@ -141,7 +141,7 @@ def _from_options(options: argparse.Namespace) -> RunConfig:
             raise ValueError(f"{options.source}: a store of transitions needs --{name} too")
     given = {name: getattr(options, name) for name in ("discount", *PARAMETERS)}
     parameters = {name: value for name, value in given.items() if value is not None}
-    return RunConfig(options.source, load_policy(options.policy), parameters)
+    return RunConfig(options.source, {ONLY: load_policy(options.policy)}, parameters)
 
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], what: str) -> None:
