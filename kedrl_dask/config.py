@@ -46,14 +46,14 @@ from kedrl_dask.policies import LocationScale, from_dict
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import by_name
-from kedrl_dask.toml import Toml, read_text, read_toml
+from kedrl_dask.toml import Key, Toml, read_text, read_toml
 
 __all__ = ["RunConfig", "config_error", "load_config", "load_policy", "refuse_unknown", "typed"]
 
 #: Keys of the file; all others are refused.
 KEYS = ("data", "run", "cache", "discount", "policy", "policies", "settings", "evaluate")
 #: Names of policies, which directories are named after.
-POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 #: Name of the policy of a file that has one.
 ONLY = "policy"
 
@@ -162,8 +162,8 @@ def _policies(source: Toml, given: dict[str, Any]) -> dict[str, LocationScale]:
     for name in tables:
         if not POLICY_NAME.fullmatch(name):
             raise config_error(
-                source, f"policies.{name}",
-                f"policy name {name!r}: use at most 64 letters, digits, '-', '_' and '.', beginning with a "
+                source, ("policies", name),
+                f"policy name {name!r}: use at most 64 letters, digits, '-' and '_', beginning with a "
                 "letter or digit",
             )  # fmt: skip
     return {
@@ -225,7 +225,7 @@ def _built(source: Toml, key: str, kind: type, given: dict[str, Any]) -> Any:
     return _named(source, key, lambda: kind(**values))
 
 
-def config_error(source: Toml | Path, key: str, message: str) -> ValueError:
+def config_error(source: Toml | Path, key: str | Key, message: str) -> ValueError:
     """An error about a key: with the file, and the line if it is known."""
     if not isinstance(source, Toml):
         return ValueError(f"{source}: {message}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Toml", "key_lines", "read_text", "read_toml"]
+__all__ = ["Key", "Toml", "key_lines", "read_text", "read_toml"]
 
 Key = tuple[str, ...]
 
@@ -38,9 +38,9 @@ class Toml:
     content: dict[str, Any]
     lines: dict[Key, int] = field(default_factory=dict)
 
-    def line(self, key: str) -> int | None:
+    def line(self, key: str | Key) -> int | None:
         """Line of a dotted key, or of the nearest table that holds it; None for a key at the top."""
-        parts = tuple(key.split("."))
+        parts = tuple(key.split(".")) if isinstance(key, str) else key
         found = (self.lines.get(parts[:n]) for n in range(len(parts), 0, -1))
         return next((line for line in found if line is not None), None)
 

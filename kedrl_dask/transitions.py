@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.episodes import EpisodeIndex
+from kedrl_dask.html import html_table
 from kedrl_dask.pairs import EpisodeRows, Transitions, pair
 from kedrl_dask.prefix import prefix_attributes, prefix_fingerprint, prefix_moments
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
@@ -389,7 +389,4 @@ class TransitionStore:
 
     def _repr_html_(self) -> str:
         """Summary as a table, for notebooks."""
-        cells = "".join(
-            f"<tr><th>{key}</th><td>{escape(text)}</td></tr>" for key, text in self._summary().items()
-        )
-        return f"<table><caption>TransitionStore</caption>{cells}</table>"
+        return html_table("TransitionStore", self._summary().items())

@@ -23,15 +23,15 @@ FLOORS = {
     # Storage and execution.
     2: {
         "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files", "foreign",
-        "objective", "paired_costs", "paired_objective", "pairs", "passes", "plan", "prefix", "probe",
+        "html", "objective", "paired_costs", "paired_objective", "pairs", "passes", "plan", "prefix", "probe",
         "process", "progress", "schema", "store", "target", "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
         "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "compared", "comparison",
-        "conditioning", "config", "contrasts", "datasets", "demo", "diagnostics", "estimating", "evaluation",
-        "fitting", "gate", "model", "pairing", "persist", "planning", "plots", "reference", "report",
-        "reporting", "results", "runs",
+        "conditioning", "config", "contrasts", "datasets", "demo", "diagnostics", "doctor", "drift",
+        "estimating", "evaluation", "evaluations", "fitting", "gate", "model", "pairing", "persist",
+        "planning", "plots", "reference", "report", "reporting", "results", "runs", "scheduling",
         "separating", "settings", "streaming", "study", "sums", "toml",
     },
 }  # fmt: skip
@@ -99,6 +99,7 @@ def test_dependencies__every_import_is_declared():
         "psutil",
         "rich",
         "scipy",
+        "shtab",
         "sklearn",
         "threadpoolctl",
         "xarray",

@@ -81,7 +81,7 @@ def test_load_config__density_ratio(config):
         ("discount = 0.9", "", "the key 'discount' is missing"),
         ("discount = 0.9", "discount = 1.5", r"\[settings\] KEDRL: discount must lie strictly between"),
         ("discount = 0.9", "discount = true", r"\[settings\] KEDRL: discount must lie strictly between"),
-        ("[policy]", "[polices]", "unknown key 'polices'; did you mean 'policy'"),
+        ("[policy]", "[polices]", "unknown key 'polices'; did you mean 'policies'"),
         ('"gaussian"', '"gauss"', r"\[policy\] policy family 'gauss' is not known"),
         ("scale = 0.3", "scale = -1.0", r"\[policy\] Gaussian: scale must be positive"),
         ("scale = 0.3", 'scale = "wide"', r"\[policy\] Gaussian: scale must be real numbers"),

@@ -221,7 +221,7 @@ def test_run__of_a_grown_store_is_gone_on_with(tmp_path, policy):
     model = estimator().fit(store, policy, run=tmp_path / "run", progress="none")
     again = KEDRL.resume(tmp_path / "run", progress="none")
     np.testing.assert_array_equal(again.coefficients_, model.coefficients_)
-    with pytest.raises(ValueError, match=f"had grown from {BASE} rows, now {END}"):
+    with pytest.raises(ValueError, match=f"was made on {BASE} rows of the store, now on all"):
         estimator().fit(store.path, policy, run=tmp_path / "run", progress="none")
 
 

@@ -28,7 +28,7 @@ from kedrl_dask.execute import PATIENCE, Executor, cluster_at, local_cluster
 from kedrl_dask.model import KEDRL
 from kedrl_dask.runs import CHECKPOINT_SECONDS, read_run
 
-__all__ = ["add"]
+__all__ = ["OPTIONS", "add", "executor_of"]
 
 NOTE = """\
 The source is a TOML file (see kedrl_dask.config), a store of transitions with --policy, --discount and --run,
@@ -86,7 +86,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "fit",
         _run,
-        summary="fit a policy's return in a run that can be interrupted and gone on with",
         description="Estimate the law of the return under a target policy, in a directory that keeps all\n"
         "that was done.",
         note=NOTE,
@@ -100,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
     options.interrupted = (
         f"what was finished is kept in {options.directory}: the same command goes on from there"
     )
-    with _executor(options) as executor:
+    with executor_of(options) as executor:
         model: KEDRL = fit(
             executor=executor, memory=options.memory, checkpoint_seconds=options.checkpoint_seconds
         )
@@ -150,7 +149,8 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], what: str) -> N
         raise ValueError(f"{what} its own {given[0].replace('n_', '')}; leave the option out")
 
 
-def _executor(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
+def executor_of(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
+    """Where the work is done, as options say; None for threads of this process."""
     if options.scheduler and options.workers:
         raise ValueError("--workers are those of this machine; leave them out with --scheduler")
     if options.scheduler:

@@ -84,7 +84,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "plan",
         _run,
-        summary="project time, memory and disk of a fit, stage by stage",
         description="Project what a fit of a store will take: tasks, flop, kernel evaluations, time, peak\n"
         "memory of a worker and disk, from its sizes and from short measurements on this machine.\n"
         "A fit over its memory is refused.",

@@ -27,7 +27,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "report",
         _run,
-        summary="write one HTML page with the answers, and how far to trust them",
         description="Write one HTML page, which needs no network: the question, the answers, the data, the "
         "policies, diagnostics in words, settings, versions and timings.",
         note=NOTE,

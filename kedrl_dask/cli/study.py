@@ -13,7 +13,6 @@ from kedrl_dask.cli.common import (
     EXIT_CODES,
     JSON,
     NOT_CONVERGED,
-    PAIR,
     SUCCESS,
     Verbs,
     add_verb,
@@ -25,6 +24,7 @@ from kedrl_dask.cli.common import (
     replicates,
     workers,
 )
+from kedrl_dask.cli.pair import PAIR
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.study import coverage, sensitivity, simulation
@@ -133,7 +133,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "study",
         lambda _: _without_kind(parser),
-        summary="many fits compared with the truth: the paper's simulation study",
         description="Run one of the paper's studies.",
         note=NOTE,
     )
