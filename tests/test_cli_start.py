@@ -87,6 +87,7 @@ def test_verbs__each_has_a_module_examples_and_exit_codes(capsys):
     for name, own in verbs.choices.items():
         help_text = own.format_help()
         assert "exit codes:" in help_text, name
+        assert f"examples:\n  kedrl {name}" in help_text, name
         assert own.get_default("run") is not None
     with pytest.raises(SystemExit) as end:
         main(["--help"])
@@ -166,7 +167,8 @@ def test_doctor__scheduler_that_answers(tmp_path):
     from kedrl_dask.doctor import examine
     from tests.conftest import LOOPBACK
 
-    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, **LOOPBACK) as cluster:
+    options = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "protocol": "tcp"}
+    with LocalCluster(**options, **LOOPBACK) as cluster:
         (check,) = (c for c in examine(tmp_path, cluster.scheduler_address, 0) if c.name == "scheduler")
     assert check.status == "good"
     assert "1 workers of 2 threads" in check.found

@@ -29,6 +29,10 @@ from kedrl_dask.study.profiles import PAPER, PROFILES
 __all__ = ["add"]
 
 PROFILE_NOTE = """\
+examples:
+  kedrl demo
+  kedrl demo --output other --profile paper-exact --pair logistic-gaussian
+
 profiles:
   auto         successor actions drawn from the target policy, settings by cross-validation, exact minimiser
   paper        the paper's settings of the pair: density ratio by uLSIF, AdamW for its whole budget (which

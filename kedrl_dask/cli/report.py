@@ -15,6 +15,11 @@ from kedrl_dask.store import attributes_at
 __all__ = ["add"]
 
 NOTE = f"""\
+examples:
+  kedrl report results.zarr                        of a comparison
+  kedrl report run --output page.html              of a run
+  kedrl report model.zarr --accept coverage mass   in spite of findings
+
 findings that --accept takes:
 {chr(10).join(f"  {code:<14} {meaning}" for code, meaning in CODES.items())}
 

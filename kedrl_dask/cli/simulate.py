@@ -77,6 +77,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 NOTE = """\
+examples:
+  kedrl simulate transitions.zarr --transitions 1000000
+  kedrl simulate other.zarr --transitions 8000 --system reward-in-state --seed 1
+
 systems:
   paper            rewards and next states with independent noises; episodes do not end by themselves
   correlated       the noise of the reward is correlated with that of the next state

@@ -121,6 +121,11 @@ COVERAGE: dict[str, dict[str, Any]] = {
 }
 
 NOTE = """\
+examples:
+  kedrl study simulation --output study --replicates 10 --profiles auto
+  kedrl study coverage --output coverage --replicates 100 --bootstrap 12
+  kedrl study sensitivity --output sensitivity --values n_atoms=50,100
+
 A cell is one fit on one simulated dataset. Each is written when it is finished: the same command goes on
 where an earlier one stopped, and with more replicates, pairs or profiles computes only what is missing.
 
