@@ -29,7 +29,7 @@ from kedrl_dask.fitting import check_policy
 from kedrl_dask.numerics import NumericalError
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.objective import BellmanObjective
-from kedrl_dask.passes import SUMS_KIND, Conditioning
+from kedrl_dask.passes import Conditioning
 from kedrl_dask.planning import checked_plan
 from kedrl_dask.policies import Policy
 from kedrl_dask.progress import Reporter
@@ -37,9 +37,8 @@ from kedrl_dask.ratio import DensityRatio
 from kedrl_dask.separating import Prepared
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import LBFGS, PCG
-from kedrl_dask.store import ArrayStore
 from kedrl_dask.streaming import stream
-from kedrl_dask.sums import RegressionSums, Ridges, recalibrate, regress
+from kedrl_dask.sums import RegressionSums, Ridges, StoredBlocks, recalibrate, regress
 from kedrl_dask.transitions import TransitionStore
 
 if TYPE_CHECKING:
@@ -200,7 +199,8 @@ def run_bootstrap(
         )
     check_count("bootstrap: n_replicates", n_replicates, least=2, most=MOST_REPLICATES)
     check_count("bootstrap: random_state", random_state, least=0, most=MOST_SEED)
-    if store.fingerprint != model.diagnostics_["data"]:
+    facts = model.diagnostics_
+    if (store.fingerprint, store.base.fingerprint) != (facts["data"], facts.get("design", facts["data"])):
         raise ValueError(
             f"bootstrap: {store.path} does not hold the transitions that the model was fitted on"
         )
@@ -214,8 +214,7 @@ def run_bootstrap(
         choices = make_choices(settings, store, cache)
     settings = choices.settle(settings)
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
-    blocks = [ArrayStore.open(path, SUMS_KIND) for path in streamed.paths]
-    n_blocks = blocks[0].size("block")
+    n_blocks = len(streamed.blocks[0])
     if n_blocks < FEWEST_BLOCKS:
         raise ValueError(
             f"bootstrap: {n_blocks} blocks of episodes are too few to draw from; give at least "
@@ -231,22 +230,22 @@ def run_bootstrap(
     found = []
     with reporter.stage("replicates", n_replicates) as advance:
         for first, last in even_ranges(n_replicates, BATCH):
-            for sums in _weighted_sums(blocks, choices.features, counts[first:last]):
+            for sums in _weighted_sums(streamed.blocks, choices.features, counts[first:last]):
                 found.append(_replicate(start, sums, streamed.continuation.ratio, model.coefficients_))
                 advance()
     return Bootstrap(model, np.stack(found), counts)
 
 
 def _weighted_sums(
-    blocks: list[ArrayStore], features: NystromFeatures, counts: Array
+    blocks: list[StoredBlocks], features: NystromFeatures, counts: Array
 ) -> Iterator[RegressionSums]:
     """Sums of several replicates; each block is read once for all of them."""
     totals: dict[str, Array] = {}
-    for store in blocks:
-        for name in store.names:
-            totals[name] = np.zeros((len(counts), *store.shape(name)[1:]))
-            for number in range(store.size("block")):
-                block = store.read(name, number, number + 1)[0]
+    for of_kind in blocks:
+        for name in of_kind.names:
+            totals[name] = np.zeros((len(counts), *of_kind.shape(name)))
+            for number in range(len(of_kind)):
+                block = of_kind.read(name, number)
                 for replicate in np.flatnonzero(counts[:, number]):  # zero times infinity is NaN
                     totals[name][replicate] += counts[replicate, number] * block
     for name in {"reward", "terminal", "continuation"} & set(totals):
@@ -278,7 +277,7 @@ def _replicate(
     problem = BellmanObjective(
         executor,
         _Resampled(filed, filed, whitened, choices.basis, settings.dtype),
-        in_groups(settings.ranges(start.store.n_transitions), executor.n_threads),
+        in_groups(settings.ranges(start.store.base.n_transitions), executor.n_threads),
         "resident" if start.plan.residency == "resident" else "recomputed",
         ReturnSpace.build(choices.grid, choices.frequencies, settings.discount, choices.return_kernel),
         start.penalties,

@@ -151,6 +151,17 @@ class Cache:
             if self._is_there(path):
                 self.lacking(path, committed(path))
 
+    def prune(self, since: Path) -> int:
+        """Remove what nothing has asked for since a file was written; returns the number of results.
+
+        No other process may be using the directory.
+        """
+        before = since.stat().st_mtime_ns
+        stale = [entry for entry in self._path.iterdir() if entry.stat().st_mtime_ns < before]
+        for entry in stale:
+            remove(entry) if entry.is_dir() else entry.unlink()
+        return len(stale)
+
     def recheck(self) -> None:
         """Forget what was found sound: something was not."""
         self._checked.clear()
@@ -173,6 +184,7 @@ class Cache:
         """Make an entry unless there is one; its manifest begins with the files of that pattern."""
         path = self.path(kind, facts)
         if self._is_there(path):
+            os.utime(path.parent)  # for prune
             return path
         entry = path.parent
         unfinished = entry.with_name(f"{entry.name}.{uuid4().hex}.partial")

@@ -75,7 +75,7 @@ class Choices:
 
 def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Choices:
     """Choose, or find what was chosen for the same data and settings."""
-    seed = settings.random_state
+    store, seed = store.base, settings.random_state
     of_sample = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
     sample = _sample(store, cache, of_sample, seed)
     features, basis, tuning = _points(settings, store, sample, cache, of_sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import pandas as pd
@@ -94,3 +95,11 @@ class Comparison:
         """The table, and every finding below it."""
         lines = [self.table.to_string(index=False), *(str(finding) for finding in self.findings)]
         return "\n".join([*lines, *([f"accepted: {', '.join(self.accepted)}"] if self.accepted else [])])
+
+    def _repr_html_(self) -> str:
+        """The table, findings below it, for notebooks."""
+        found = "".join(f"<li>{escape(str(finding))}</li>" for finding in self.findings)
+        accepted = f"<p>accepted: {escape(', '.join(self.accepted))}</p>" if self.accepted else ""
+        return self.table.to_html(index=False, max_rows=60, float_format="{:.4g}".format) + (
+            f"<ul>{found}</ul>{accepted}"
+        )

@@ -55,6 +55,7 @@ def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Mate
 
 def file_conditioning(settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache) -> Path:
     """Path of the points and weights, chosen now or before for the same data, settings and kernel."""
+    store = store.base
     facts = {
         "data": store.fingerprint,
         "seed": settings.random_state,

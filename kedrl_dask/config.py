@@ -1,4 +1,4 @@
-"""A fit described by a TOML file.
+"""A fit, or a scheduled evaluation, described by a TOML file.
 
 ::
 
@@ -14,16 +14,22 @@
     scale = 0.3
     # file = "policy.json"     # ... or a file with them, .json, .toml or .npz
 
+    [policies.careful]         # in place of [policy]: several, by name
+    file = "careful.json"
+
     [settings]                 # any parameter of KEDRL
     n_atoms = 100
     return_kernel = { nu = 5.5, length_scale = [1.2, 0.9], sigma = 0.85 }
     solver = { name = "pcg", tolerance = 1e-8 }
+
+``kedrl evaluate`` reads ``[evaluate]`` too: see :mod:`kedrl_dask.scheduling`. Errors name the file, the line
+and the key.
 """
 
 from __future__ import annotations
 
 import json
-import tomllib
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -40,11 +46,16 @@ from kedrl_dask.policies import LocationScale, from_dict
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import by_name
+from kedrl_dask.toml import Key, Toml, read_text, read_toml
 
-__all__ = ["RunConfig", "load_config", "load_policy"]
+__all__ = ["RunConfig", "config_error", "load_config", "load_policy", "refuse_unknown", "typed"]
 
 #: Keys of the file; all others are refused.
-KEYS = ("data", "run", "cache", "discount", "policy", "settings")
+KEYS = ("data", "run", "cache", "discount", "policy", "policies", "settings", "evaluate")
+#: Names of policies, which directories are named after.
+POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+#: Name of the policy of a file that has one.
+ONLY = "policy"
 
 
 @dataclass(frozen=True)
@@ -55,19 +66,32 @@ class RunConfig:
     ----------
     data : Path
         The store of transitions.
-    policy : LocationScale
-        The target policy.
+    policies : dict
+        The target policies by name.
     parameters : dict
         Parameters of :class:`~kedrl_dask.KEDRL`, the discount among them.
     run, cache : Path or None
         Directories of the run and of a cache.
+    source : Toml or None
+        The file.
     """
 
     data: Path
-    policy: LocationScale
+    policies: dict[str, LocationScale]
     parameters: dict[str, Any] = field(default_factory=dict)
     run: Path | None = None
     cache: Path | None = None
+    source: Toml | None = None
+
+    @property
+    def policy(self) -> LocationScale:
+        """The target policy, if there is one only."""
+        if len(self.policies) > 1:
+            raise ValueError(
+                f"{'' if self.source is None else self.source.path}: has the policies "
+                f"{', '.join(self.policies)}, and a fit is of one; give [policy], or use kedrl evaluate"
+            )
+        return next(iter(self.policies.values()))
 
     def model(self) -> KEDRL:
         """The estimator."""
@@ -82,24 +106,26 @@ def load_config(path: str | Path) -> RunConfig:
     ValueError
         Naming the file and the key.
     """
-    path = Path(path)
-    given = _read_toml(path)
-    _refuse_unknown(path, "", given, KEYS)
-    for key in ("data", "discount", "policy"):
+    source = read_toml(Path(path))
+    given = source.content
+    refuse_unknown(source, "", given, KEYS)
+    for key in ("data", "discount"):
         if key not in given:
-            raise ValueError(f"{path}: the key {key!r} is missing; see kedrl_dask.config for what a file has")
+            raise ValueError(
+                f"{source.path}: the key {key!r} is missing; see kedrl_dask.config for what a file has"
+            )
     places = {
-        key: path.parent / _typed(path, key, given[key], str, "a path, as text")
+        key: source.path.parent / typed(source, key, given[key], str, "a path, as text")
         for key in ("data", "run", "cache")
         if key in given
     }
     parameters = {
-        name: _setting(path, name, value) for name, value in _table(path, given, "settings").items()
+        name: _setting(source, name, value) for name, value in _table(source, given, "settings").items()
     }
-    _refuse_unknown(path, "settings.", parameters, set(KEDRL(0.5).get_params()) - {"discount"})
+    refuse_unknown(source, "settings.", parameters, set(KEDRL(0.5).get_params()) - {"discount"})
     parameters = {"discount": given["discount"], **parameters}
-    _named(path, "settings", lambda: Settings(**KEDRL(**parameters).get_params(deep=False)))
-    return RunConfig(policy=_policy(path, _table(path, given, "policy")), parameters=parameters, **places)
+    _named(source, "settings", lambda: Settings(**KEDRL(**parameters).get_params(deep=False)))
+    return RunConfig(policies=_policies(source, given), parameters=parameters, source=source, **places)
 
 
 def load_policy(path: str | Path) -> LocationScale:
@@ -111,110 +137,143 @@ def load_policy(path: str | Path) -> LocationScale:
         Naming the file and what is wrong with it.
     """
     path = Path(path)
-    readers = {".json": _read_json, ".toml": _read_toml, ".npz": _read_npz}
+    if path.suffix == ".toml":
+        source = read_toml(path)
+        return _built_policy(source, "", source.content)
+    readers = {".json": _read_json, ".npz": _read_npz}
     if path.suffix not in readers:
-        raise ValueError(
-            f"{path}: a policy is read from {', '.join(readers)}, not from {path.suffix!r} files"
-        )
+        raise ValueError(f"{path}: a policy is read from .json, .toml, .npz, not from {path.suffix!r} files")
     return _built_policy(path, "policy", readers[path.suffix](path))
 
 
-def _policy(path: Path, given: dict[str, Any]) -> LocationScale:
-    if "file" not in given:
-        return _built_policy(path, "policy", given)
-    for key in given:
-        if key != "file":
+def _policies(source: Toml, given: dict[str, Any]) -> dict[str, LocationScale]:
+    """One policy, or several by name."""
+    if "policies" not in given:
+        if "policy" not in given:
             raise ValueError(
-                f"{path}: the key 'policy.{key}' does not go with 'policy.file'; give one of them"
+                f"{source.path}: the key 'policy' is missing; see kedrl_dask.config for what a file has"
             )
-    return load_policy(path.parent / _typed(path, "policy.file", given["file"], str, "a path, as text"))
+        return {ONLY: _policy(source, "policy", _table(source, given, "policy"))}
+    if "policy" in given:
+        raise config_error(source, "policy", "[policy] does not go with [policies]; name it there")
+    tables = _table(source, given, "policies")
+    if not tables:
+        raise config_error(source, "policies", "[policies] has none; give at least one, as [policies.NAME]")
+    for name in tables:
+        if not POLICY_NAME.fullmatch(name):
+            raise config_error(
+                source, ("policies", name),
+                f"policy name {name!r}: use at most 64 letters, digits, '-' and '_', beginning with a "
+                "letter or digit",
+            )  # fmt: skip
+    return {
+        name: _policy(source, f"policies.{name}", _table(source, tables, name, "policies."))
+        for name in tables
+    }
 
 
-def _built_policy(path: Path, key: str, given: Mapping[str, Any]) -> LocationScale:
-    return _named(path, key, lambda: from_dict(given))
+def _policy(source: Toml, key: str, given: dict[str, Any]) -> LocationScale:
+    if "file" not in given:
+        return _built_policy(source, key, given)
+    for other in given:
+        if other != "file":
+            raise config_error(
+                source,
+                f"{key}.{other}",
+                f"the key '{key}.{other}' does not go with '{key}.file'; give one of them",
+            )
+    return load_policy(
+        source.path.parent / typed(source, f"{key}.file", given["file"], str, "a path, as text")
+    )
 
 
-def _setting(path: Path, name: str, value: Any) -> Any:
+def _built_policy(source: Toml | Path, key: str, given: Mapping[str, Any]) -> LocationScale:
+    return _named(source, key, lambda: from_dict(given))
+
+
+def _setting(source: Toml, name: str, value: Any) -> Any:
     """A parameter of the estimator; tables are kernels, solvers and settings of the density ratio."""
     key = f"settings.{name}"
     if not isinstance(value, dict):
         return value
     if name in ("input_kernel", "return_kernel"):
-        return _built(path, key, Matern, value)
+        return _built(source, key, Matern, value)
     if name == "ratio":
-        return _built(path, key, ULSIF, value)
+        return _built(source, key, ULSIF, value)
     if name == "solver":
         solver = value.get("name")
-        kind = type(_named(path, key, lambda: by_name(_typed(path, f"{key}.name", solver, str, "a name"))))
-        return _built(path, key, kind, {k: v for k, v in value.items() if k != "name"})
-    raise ValueError(f"{path}: the key {key!r} takes no table; give it a value")
+        kind = type(_named(source, key, lambda: by_name(typed(source, f"{key}.name", solver, str, "a name"))))
+        return _built(source, key, kind, {k: v for k, v in value.items() if k != "name"})
+    raise config_error(source, key, f"the key {key!r} takes no table; give it a value")
 
 
-def _built(path: Path, key: str, kind: type, given: dict[str, Any]) -> Any:
+def _built(source: Toml, key: str, kind: type, given: dict[str, Any]) -> Any:
     """An object of the package from its fields, each of the type of its default."""
     known = {f.name: f.default for f in fields(kind)}
-    _refuse_unknown(path, f"{key}.", given, known)
+    refuse_unknown(source, f"{key}.", given, known)
     values = dict(given)
     for name, value in given.items():
         here, default = f"{key}.{name}", known[name]
         if isinstance(value, dict) and name == "kernel":
-            values[name] = _built(path, here, Matern, value)
+            values[name] = _built(source, here, Matern, value)
         elif isinstance(default, int):
-            _typed(path, here, value, Integral, "a whole number")
+            typed(source, here, value, Integral, "a whole number")
         elif isinstance(default, float) and not isinstance(value, list):
-            _typed(path, here, value, Real, "a number")
+            typed(source, here, value, Real, "a number")
         elif default is MISSING or isinstance(value, dict):
-            raise ValueError(f"{path}: the key {here!r} takes no {type(value).__name__}")
-    return _named(path, key, lambda: kind(**values))
+            raise config_error(source, here, f"the key {here!r} takes no {type(value).__name__}")
+    return _named(source, key, lambda: kind(**values))
 
 
-def _named(path: Path, key: str, build: Callable[[], Any]) -> Any:
-    """What is built; errors name the file and the key."""
+def config_error(source: Toml | Path, key: str | Key, message: str) -> ValueError:
+    """An error about a key: with the file, and the line if it is known."""
+    if not isinstance(source, Toml):
+        return ValueError(f"{source}: {message}")
+    line = source.line(key)
+    return ValueError(f"{source.path}: {'' if line is None else f'line {line}: '}{message}")
+
+
+def _named(source: Toml | Path, key: str, build: Callable[[], Any]) -> Any:
+    """What is built; errors name the file, the table, and the line of the key that they begin with."""
     try:
         return build()
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{path}: [{key}] {error}") from error
+        if isinstance(source, Toml) and str(error).startswith(f"{source.path}: "):
+            raise
+        name = re.match(r"\w+: (\w+)", str(error))
+        place = key if name is None else f"{key}.{name[1]}".removeprefix(".")
+        if place == "settings.discount":
+            place = "discount"
+        raise config_error(source, place, f"[{key or 'policy'}] {error}") from error
 
 
-def _typed(path: Path, key: str, value: Any, kind: type, words: str) -> Any:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{path}: the key {key!r} must be {words}, got {value!r}")
+def typed(source: Toml | Path, key: str, value: Any, kind: type, words: str) -> Any:
+    """The value of a key, if it is of a type."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise config_error(source, key, f"the key {key!r} must be {words}, got {value!r}")
     return value
 
 
-def _table(path: Path, given: dict[str, Any], key: str) -> dict[str, Any]:
-    return _typed(path, key, given.get(key, {}), dict, "a table")
+def _table(source: Toml | Path, given: dict[str, Any], key: str, prefix: str = "") -> dict[str, Any]:
+    return typed(source, prefix + key, given.get(key, {}), dict, "a table")
 
 
-def _refuse_unknown(path: Path, prefix: str, given: Iterable[str], known: Iterable[str]) -> None:
+def refuse_unknown(source: Toml | Path, prefix: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keys that there are not, with the nearest of those that there are."""
     known = sorted(known)
     for key in given:
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise ValueError(f"{path}: unknown key {prefix + key!r}; {hint}")
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: is no TOML file: {error}") from error
+            raise config_error(source, prefix + key, f"unknown key {prefix + key!r}; {hint}")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_text(path))
+        content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is no JSON file: {error}") from error
-    return _typed(path, "policy", content, dict, "an object with a family and its numbers")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is no text in UTF-8: {error}") from error
+    return typed(path, "policy", content, dict, "an object with a family and its numbers")
 
 
 def _read_npz(path: Path) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
         "residency": fit.plan.residency,
         "versions": versions(),
         "data": store.fingerprint,
+        "design": store.base.fingerprint,
         "columns": _columns(fit.choices.sample, store.state_dim),
         "policy": repr(policy),
         "input_kernel": choices.features.kernel.to_dict(),

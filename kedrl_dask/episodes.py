@@ -112,6 +112,25 @@ class EpisodeIndex:
             edges.add(before if target - before <= after - target else after)
         return sorted(edges)
 
+    def grown_edges(self, edges: list[int]) -> list[int]:
+        """Row boundaries of the blocks of the first rows, given, and of those of the rows after them.
+
+        Added blocks are as long as the given ones on average, rounded up to whole episodes, and the last is
+        what is left: appending changes no block but the last. If the last of the first rows' episodes goes
+        on, their last block does too.
+        """
+        n_first = edges[-1]
+        if n_first == self._n_rows:
+            return edges
+        length = max(1, n_first // (len(edges) - 1))
+        if self.continues(np.array([n_first - 1]))[0]:
+            edges = edges[:-1]
+        grown, episode_at = list(edges), self._reader()
+        while grown[-1] < self._n_rows:
+            target = min(grown[-1] + length, self._n_rows)
+            grown.append(self._end_of(target - 1, episode_at))
+        return grown
+
     def draw_windows(self, max_rows: int, n_episodes: int, rng: np.random.Generator) -> list[tuple[int, int]]:
         """Row ranges, sorted, of the episodes that begin in slots of rows taken at random.
 

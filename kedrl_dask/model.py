@@ -18,6 +18,7 @@ from kedrl_dask.criterion import Space
 from kedrl_dask.estimating import fit_model
 from kedrl_dask.execute import Executor, checked_executor
 from kedrl_dask.fitting import workspace
+from kedrl_dask.html import ShownInNotebooks
 from kedrl_dask.kernels import Matern
 from kedrl_dask.operators import OperatorBlocks
 from kedrl_dask.plan import Plan
@@ -37,7 +38,7 @@ __all__ = ["KEDRL"]
 Array = npt.NDArray[Any]
 
 
-class KEDRL(BaseEstimator):
+class KEDRL(ShownInNotebooks, BaseEstimator):
     """Kernel embedding of the law of the multivariate discounted return under a target policy.
 
     Fits the coefficients B of ω(x) = Bᵀk_L(x), so that μ̂(x) = Σ_i ω_i(x) k_Z(z_i, ·) satisfies the
@@ -314,7 +315,7 @@ class KEDRL(BaseEstimator):
         settings = Settings(**self.get_params(deep=False))
         if not isinstance(store, TransitionStore):
             store = TransitionStore.open(store)
-        settings.check_data(store.state_dim, store.action_dim, store.reward_dim, store.n_transitions)
+        settings.check_data(store.state_dim, store.action_dim, store.reward_dim, store.base.n_transitions)
         return settings.in_own_units(store.encoding), store
 
     def plan(
@@ -338,8 +339,7 @@ class KEDRL(BaseEstimator):
         memory : int or str, optional
             What each worker process may use, as for :meth:`fit`.
         calibrate : bool
-            Whether to measure rates of matrix products, kernel evaluations and reading, which takes about a
-            second. Without, times are those of a slow machine.
+            Whether to measure rates, which takes about a second; else times are those of a slow machine.
 
         Sizes that are "auto" are planned at their largest: the fit chooses them, and plans again.
 

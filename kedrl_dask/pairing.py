@@ -78,7 +78,7 @@ class Pairing:
         """The criterion, ready for a solver; and the mass ΣΓ at the conditioning points."""
         start, settings, choices = self.start, self.start.settings, self.start.choices
         path = self._contract(reporter) if start.plan.form == "contracted" else None
-        ranges = settings.ranges(start.store.n_transitions)
+        ranges = settings.ranges(start.store.base.n_transitions)
         filed = file_conditioning(settings, start.store, start.operators.kernel, start.cache)
         source = PairedPoints(filed, start.operators, choices.basis)
         with reporter.stage("conditioning points", -(-len(ranges) // MERGED_CHUNKS)) as advance:

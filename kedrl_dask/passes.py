@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ __all__ = [
     "SUMS_KIND",
     "Conditioning",
     "Continuation",
+    "Destination",
     "StreamingPass",
     "TargetActions",
     "accumulate",
@@ -144,6 +145,14 @@ class Continuation:
         return kappa, eta
 
 
+class Destination(NamedTuple):
+    """Where sums over a block go: the store, the place in it, and which sums."""
+
+    path: Path
+    place: int
+    names: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class StreamingPass:
     """What every task of the streaming pass needs.
@@ -155,7 +164,7 @@ class StreamingPass:
     features : NystromFeatures
         ψ, in the precision of the products; sums are always in double precision.
     sums : dict
-        Names of the sums to make, by the path of the store that they go to.
+        Where sums go, by the number of the block: the same sums for all.
     frequencies : array or None
         W, for the sums with the reward's waves.
     continuation : Continuation or None
@@ -168,7 +177,7 @@ class StreamingPass:
 
     store_path: Path
     features: NystromFeatures
-    sums: dict[Path, tuple[str, ...]]
+    sums: dict[int, tuple[Destination, ...]]
     frequencies: Array | None = None
     continuation: Continuation | None = None
     responses: NystromFeatures | None = None
@@ -177,7 +186,7 @@ class StreamingPass:
     @property
     def names(self) -> set[str]:
         """All sums to make."""
-        return {name for names in self.sums.values() for name in names}
+        return {name for places in self.sums.values() for place in places for name in place.names}
 
 
 def accumulate(piece: RowBlock, task: StreamingPass) -> Sums:
@@ -226,8 +235,8 @@ def combine_sums(first: Sums, second: Sums) -> Sums:
 
 def write_block(total: Sums, block: list[RowBlock], task: StreamingPass) -> None:
     """Store the sums over a block of episodes, given by its pieces, where each belongs."""
-    for path, names in task.sums.items():
-        _write_sums(path, block[0].number, {name: total[name] for name in names})
+    for path, place, names in task.sums[block[0].number]:
+        _write_sums(path, place, {name: total[name] for name in names})
 
 
 def _write_sums(path: Path, number: int, totals: Sums) -> None:
@@ -303,7 +312,8 @@ def ratio_moments(
         inside = in_block(group, block)
         successors, weights = target(number, group, inside)
         part = group.select(inside)
-        goes_on = ~part.terminal
+        # A block is of whole episodes: one that goes on after it had not when the block was all there was.
+        goes_on = ~part.terminal & (part.rows < block.stop - 1)
         logged = np.hstack([part.next_state, part.next_action])[goes_on]
         at_logged, at_drawn = scratch("ratio", (2, len(logged), b), dtype)
         kernel(logged, centers, out=at_logged)

@@ -69,7 +69,7 @@ def checked_plan(
 def _sizes(settings: Settings, store: TransitionStore) -> Sizes:
     ratio = settings.ratio or ULSIF()
     draws = settings.n_draws
-    ranges = settings.ranges(store.n_transitions)
+    ranges = settings.ranges(store.base.n_transitions)
     return Sizes(
         n_rows=store.n_rows,
         n_transitions=store.n_transitions,

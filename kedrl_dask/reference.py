@@ -24,7 +24,7 @@ from kedrl_dask.fitting import workspace
 from kedrl_dask.kernels import Matern
 from kedrl_dask.numerics import require_finite
 from kedrl_dask.nystrom import NystromFeatures, solve_ridge
-from kedrl_dask.passes import StreamingPass
+from kedrl_dask.passes import Destination, StreamingPass
 from kedrl_dask.persist import (
     damage_reported,
     from_json,
@@ -39,7 +39,7 @@ from kedrl_dask.progress import Reporter
 from kedrl_dask.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
 from kedrl_dask.settings import MOST_OF_A_SIZE
 from kedrl_dask.streaming import create_sums, episode_blocks, sum_blocks
-from kedrl_dask.sums import read_folds
+from kedrl_dask.sums import StoredBlocks, read_folds
 from kedrl_dask.transitions import Transitions, TransitionStore
 from kedrl_dask.tuning import RIDGES, BlockSums, cross_validate_ridge, median_kernel, tune_input_kernel
 
@@ -270,10 +270,15 @@ class ConditionalEmbedding(BaseEstimator):
         with workspace(store, None) as space, reporter.stage("streaming pass", len(blocks)) as advance:
             path = space.directory / "sums"
             create_sums(path, specs, sizes)
-            given = features.astype(dtype), {path: tuple(spec.name for spec in specs)}
-            task = StreamingPass(store.path.resolve(), *given, responses=responses.astype(dtype))
+            names = tuple(spec.name for spec in specs)
+            task = StreamingPass(
+                store.path.resolve(),
+                features.astype(dtype),
+                {block.number: (Destination(path, block.number, names),) for block in blocks},
+                responses=responses.astype(dtype),
+            )
             sum_blocks(task, blocks, executor, advance)
-            folds = read_folds([path], features)
+            folds = read_folds([StoredBlocks([(path, block.number) for block in blocks])], features)
         completed = responses.complete_sums(np.swapaxes(folds["response"], 1, 2))
         return {**folds, "response": np.swapaxes(completed, 1, 2)}
 

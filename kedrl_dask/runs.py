@@ -46,7 +46,16 @@ from kedrl_dask.transitions import TransitionStore
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
 
-__all__ = ["CHECKPOINT_SECONDS", "Run", "check_input", "open_run", "read_run", "recorded_fit"]
+__all__ = [
+    "CHECKPOINT_SECONDS",
+    "Busy",
+    "Run",
+    "check_input",
+    "locked",
+    "open_run",
+    "read_run",
+    "recorded_fit",
+]
 
 KIND = "kedrl run"
 #: Seconds between checkpoints of the solver.
@@ -55,6 +64,10 @@ CHECKPOINT_SECONDS = 10.0
 CHECKED_CHUNKS = 8
 #: What the operating system calls a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Busy(ValueError):
+    """Another process holds the lock."""
 
 
 class Run:
@@ -198,7 +211,7 @@ def open_run(
     if path.exists() and not (path / "run.json").exists() and _is_foreign(path):
         raise ValueError(f"{path} is not empty and holds no run; choose another directory for the run")
     path.mkdir(parents=True, exist_ok=True)
-    with _locked(path / "lock"):
+    with locked(path / "lock"):
         facts = _agreed(path, describe(model, store, policy, cache))
         yield Run(path, facts, seconds)
 
@@ -221,6 +234,7 @@ def describe(
             "path": str(store.path.resolve()),
             "fingerprint": store.fingerprint,
             "encoding": None if store.encoding is None else store.encoding.to_json(),
+            **({} if store.base is store else {"grown_from": store.base.n_rows}),
         },
         "policy": _describe_policy(policy, store),
         "cache": None if cache is None else str(Path(cache).resolve()),
@@ -256,6 +270,10 @@ def _agreed(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     if any(found["data"].get(key) != wanted["data"][key] for key in ("fingerprint", "encoding")):
         before, now = (f"{d['path']} ({d['fingerprint'][:16]})" for d in (found["data"], wanted["data"]))
         differences.append(f"data were {before}, now {now}")
+    else:
+        bases = [part["data"].get("grown_from", "all its") for part in (found, wanted)]
+        if bases[0] != bases[1]:
+            differences.append(f"the design was made on {bases[0]} rows of the store, now on {bases[1]}")
     if differences:
         raise ValueError(
             f"{path} is a run with other inputs: {'; '.join(differences)}. Fit with what it has, or choose "
@@ -300,8 +318,10 @@ def recorded_fit(path: Path, policy: Policy | None) -> tuple[dict[str, Any], dic
             )
         policy = from_dict(found["policy"])
     settings = {name: from_json(value) for name, value in found["settings"].items()}
+    store = TransitionStore.open(found["data"]["path"])
+    rows = found["data"].get("grown_from")
     return settings, {
-        "store": found["data"]["path"],
+        "store": store if rows is None else store.grown_from(rows),
         "policy": policy,
         "cache": found.get("cache"),
         "run": path,
@@ -309,8 +329,8 @@ def recorded_fit(path: Path, policy: Policy | None) -> tuple[dict[str, Any], dic
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a run: the operating system releases it when the process ends, however it ends.
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a directory: the operating system releases it when the process ends, however it ends.
 
     On file systems of several machines it holds as far as these know ``flock``: NFS does, others may
     have to be mounted with it. Where there is none at all, that is an error.
@@ -319,13 +339,13 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
+            raise Busy(
                 f"{path.parent} is being worked on by {_holder(file)}; wait for it, or end that process"
             ) from None
         except OSError as error:
             raise OSError(
                 f"{path}: this file system has no locks ({error}), so that two processes could work on one "
-                "run; put it on another"
+                "directory; put it on another"
             ) from error
         file.truncate(0)
         json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}, file)
@@ -341,15 +361,15 @@ def _holder(file: IO[str]) -> str:
     return "another process"
 
 
-def check_input(store: TransitionStore, executor: Executor, advance: Any) -> None:
-    """Compare all data with the digests taken when they were written.
+def check_input(store: TransitionStore, executor: Executor, advance: Any, first: int = 0) -> None:
+    """Compare the data, from a chunk on, with the digests taken when they were written.
 
     Raises
     ------
     StoreError
         Naming the damaged file; nothing of it is used.
     """
-    starts = range(0, store.n_chunks, CHECKED_CHUNKS)
+    starts = range(first, store.n_chunks, CHECKED_CHUNKS)
     ranges = [(start, min(start + CHECKED_CHUNKS, store.n_chunks)) for start in starts]
     found = executor.map(_damage, ranges, store.path.resolve(), advance=advance)
     messages = list(dict.fromkeys(message for part in found for message in part))

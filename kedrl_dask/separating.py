@@ -76,7 +76,7 @@ class Prepared:
 def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjective, Array]:
     """The criterion, ready for a solver; and the mass ΣΓ at the conditioning points."""
     choices, operators = start.choices, start.operators
-    ranges = start.settings.ranges(start.store.n_transitions)
+    ranges = start.settings.ranges(start.store.base.n_transitions)
     with reporter.stage("conditioning points", len(ranges)) as advance:
         points = _condition(start, operators, ranges, advance)
     fixed = choices.grid, choices.frequencies, start.settings.discount, choices.return_kernel

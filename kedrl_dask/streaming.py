@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.passes import (
     SUMS_KIND,
     Continuation,
+    Destination,
     StreamingPass,
     TargetActions,
     accumulate,
@@ -39,7 +41,7 @@ from kedrl_dask.schema import (
 )
 from kedrl_dask.settings import Settings
 from kedrl_dask.store import ArrayStore
-from kedrl_dask.sums import RegressionSums, recalibrate
+from kedrl_dask.sums import RegressionSums, StoredBlocks, recalibrate
 from kedrl_dask.transitions import TransitionStore
 from kedrl_dask.tuning import RIDGES
 
@@ -55,21 +57,21 @@ class Streamed:
 
     Attributes
     ----------
-    paths : list of Path
-        Stores of the sums over blocks of episodes.
+    blocks : list of StoredBlocks
+        The sums over blocks of episodes, of one kind after the other.
     continuation : Continuation
         κ, with the policy's draws and the density ratio if there is one.
     facts : Facts
         What identifies φ and κ of all transitions.
     """
 
-    paths: list[Path]
+    blocks: list[StoredBlocks]
     continuation: Continuation
     facts: Facts
 
     def collect(self, features: NystromFeatures) -> tuple[RegressionSums, Continuation]:
         """The sums, and κ; of a ratio that is clipped, both are scaled to its mean."""
-        sums, ratio = RegressionSums.from_blocks(self.paths, features), self.continuation.ratio
+        sums, ratio = RegressionSums.from_blocks(self.blocks, features), self.continuation.ratio
         if ratio is None or ratio.clip is None:
             return sums, self.continuation
         ratio, sums = recalibrate(ratio, sums)
@@ -90,13 +92,15 @@ def stream(
     target = TargetActions(policy, _n_draws(settings, policy, choices), settings.random_state)
     ratio = None
     if settings.continuation == "ratio":
-        with reporter.stage("density ratio", len(blocks)) as advance:
-            ratio = _fit_ratio(settings, store, choices, target, blocks, executor, cache, advance)
-    facts = _facts(settings, store, choices, target, ratio, len(blocks), cache)
+        own = episode_blocks(store.base, settings.n_blocks)
+        with reporter.stage("density ratio", len(own)) as advance:
+            ratio = _fit_ratio(settings, store.base, choices, target, own, executor, cache, advance)
+    facts = partial(_facts, settings, choices, target, ratio, cache)
     continuation = Continuation(choices.features.kernel, choices.basis.landmarks, target, ratio)
     with reporter.stage("streaming pass", len(blocks)) as advance:
-        paths = _sum_blocks(settings, store, choices, continuation, blocks, facts, executor, cache, advance)
-    return Streamed(paths, continuation, facts["continuation"])
+        summed = _sum_blocks(settings, store, choices, continuation, blocks, facts, executor, cache, advance)
+    whole = {"data": store.fingerprint, "blocks": len(blocks)}
+    return Streamed(summed, continuation, facts(whole)["continuation"])
 
 
 def episode_blocks(store: TransitionStore, n_blocks: int) -> list[RowBlock]:
@@ -177,33 +181,74 @@ def _sum_blocks(
     choices: Choices,
     continuation: Continuation,
     blocks: list[RowBlock],
-    facts: dict[str, Facts],
+    facts: Callable[[Facts], dict[str, Facts]],
     executor: Executor,
     cache: Cache,
     advance: Any,
-) -> list[Path]:
+) -> list[StoredBlocks]:
     """Run the streaming pass for the sums that the cache does not have; returns where all of them are."""
     features, basis = choices.features, choices.basis.landmarks
-    reward = tuple(spec for spec in REWARD_SUMS if spec.name != "terminal" or store.n_terminal > 0)
-    parts = {"inputs": INPUT_SUMS, "rewards": reward, "continuation": CONTINUATION_SUMS}
-    sizes = {"block": len(blocks), "rank": features.rank, "rank_again": features.rank}
-    sizes |= {"wave": 2 * len(choices.frequencies), "basis": len(basis), "scalar_name": len(BLOCK_SCALARS)}
+    parts = {"inputs": INPUT_SUMS, "rewards": REWARD_SUMS, "continuation": CONTINUATION_SUMS}
+    sizes = {"rank": features.rank, "rank_again": features.rank, "wave": 2 * len(choices.frequencies)}
+    sizes |= {"basis": len(basis), "scalar_name": len(BLOCK_SCALARS)}
+    places: dict[str, list[tuple[Path, int]]] = {kind: [] for kind in parts}
+    lacking: dict[tuple[str, ...], dict[int, tuple[Destination, ...]]] = {}
+    for first, n_blocks, n_stored, own, has_terminal in _segments(store, settings.n_blocks, blocks):
+        specs = {
+            kind: tuple(spec for spec in of_kind if spec.name != "terminal" or has_terminal)
+            for kind, of_kind in parts.items()
+        }
 
-    def compute(paths: dict[str, Path], numbers: list[int]) -> None:
+        def create(kind: str, path: Path, specs: Any = specs, n_stored: int = n_stored) -> None:
+            create_sums(path, specs[kind], {**sizes, "block": n_stored})
+
+        def need(paths: dict[str, Path], numbers: list[int], specs: Any = specs, first: int = first) -> None:
+            names = {kind: tuple(spec.name for spec in specs[kind]) for kind in paths}
+            lacking.setdefault(tuple(paths), {}).update(
+                (first + i, tuple(Destination(path, i, names[kind]) for kind, path in paths.items()))
+                for i in numbers
+            )
+
+        for kind, path in cache.complete(facts(own), n_blocks, create, need).items():
+            places[kind] += [(path, i) for i in range(n_blocks)]
+    for kinds, sums in lacking.items():
         task = StreamingPass(
             store.path.resolve(),
             features.astype(settings.dtype),
-            {path: tuple(spec.name for spec in parts[kind]) for kind, path in paths.items()},
+            sums,
             choices.frequencies,
-            continuation if "continuation" in paths else None,
+            continuation if "continuation" in kinds else None,
             trend=choices.trend,
         )
-        sum_blocks(task, [blocks[i] for i in numbers], executor, advance)
+        sum_blocks(task, [blocks[i] for i in sums], executor, advance)
+    return [StoredBlocks(of_kind) for of_kind in places.values()]
 
-    def create(kind: str, path: Path) -> None:
-        create_sums(path, parts[kind], sizes)
 
-    return list(cache.complete(facts, len(blocks), create, compute).values())
+class _Segment(NamedTuple):
+    """Blocks whose sums lie in one store: the first, how many, of how many there, and their data."""
+
+    first: int
+    n_blocks: int
+    n_stored: int
+    facts: Facts
+    has_terminal: bool
+
+
+def _segments(store: TransitionStore, n_blocks: int, blocks: list[RowBlock]) -> Iterator[_Segment]:
+    """Blocks by what their sums depend on.
+
+    Those of the rows that a store has grown from were made when it had no others, or are found again
+    when it has more. Every block after them is known by all rows up to its end.
+    """
+    base = store.base
+    stored = episode_blocks(base, n_blocks)
+    kept = sum(block in stored for block in blocks)
+    data = {"data": base.fingerprint, "blocks": len(stored)}
+    yield _Segment(0, kept, len(stored), data, base.n_terminal > 0)
+    has_terminal = store.n_terminal > 0
+    for number, start, stop in blocks[kept:]:
+        data = {"data": store.fingerprint_of(stop), "rows": [start, stop], "terminal": has_terminal}
+        yield _Segment(number, 1, 1, data, has_terminal)
 
 
 def create_sums(path: Path, specs: Sequence[ArraySpec], sizes: dict[str, int]) -> None:
@@ -219,20 +264,18 @@ def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, 
 
 def _facts(
     settings: Settings,
-    store: TransitionStore,
     choices: Choices,
     target: TargetActions,
     ratio: ratios.DensityRatio | None,
-    n_blocks: int,
     cache: Cache,
+    data: Facts,
 ) -> dict[str, Facts]:
-    """What each part of the sums depends on."""
+    """What each part of the sums over some data depends on."""
     features = choices.features
     facts: dict[str, Facts] = {}
     facts["inputs"] = {
-        "data": store.fingerprint,
+        **data,
         "features": [features.kernel, features.landmarks, features.whitening],
-        "blocks": n_blocks,
         "precision": settings.dtype.name,
     }
     facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}

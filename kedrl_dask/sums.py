@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,15 @@ from kedrl_dask.store import ArrayStore
 from kedrl_dask.trend import REWARD_RIDGES, TrendWaves
 from kedrl_dask.tuning import RIDGES, BlockSums, cross_validate_ridge
 
-__all__ = ["RegressionSums", "Ridges", "choose_ridges", "read_folds", "recalibrate", "regress"]
+__all__ = [
+    "RegressionSums",
+    "Ridges",
+    "StoredBlocks",
+    "choose_ridges",
+    "read_folds",
+    "recalibrate",
+    "regress",
+]
 
 Array = npt.NDArray[Any]
 #: Ridges tried and their cross-validated errors, by the name of what was chosen.
@@ -33,6 +42,42 @@ class Ridges(NamedTuple):
 
     gamma: float
     reward: float
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """Sums of one kind over all blocks of episodes, which may lie in several stores.
+
+    Attributes
+    ----------
+    places : sequence of (path, int)
+        The store of each block, and its place there.
+    """
+
+    places: Sequence[tuple[Path, int]]
+
+    @cached_property
+    def _stores(self) -> dict[Path, ArrayStore]:
+        return {path: ArrayStore.open(path, SUMS_KIND) for path, _ in self.places}
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.places)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the sums."""
+        return list(dict.fromkeys(name for store in self._stores.values() for name in store.names))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one block of a sum."""
+        return next(store for store in self._stores.values() if name in store.names).shape(name)[1:]
+
+    def read(self, name: str, number: int) -> Array:
+        """One block of a sum; zero where no row adds to it, as terminal ones of rows that have none."""
+        path, place = self.places[number]
+        store = self._stores[path]
+        return store.read(name, place, place + 1)[0] if name in store.names else np.zeros(self.shape(name))
 
 
 @dataclass(frozen=True)
@@ -54,9 +99,9 @@ class RegressionSums:
     terminal: Array | None = None
 
     @classmethod
-    def from_blocks(cls, paths: list[Path], features: NystromFeatures) -> RegressionSums:
+    def from_blocks(cls, blocks: Sequence[StoredBlocks], features: NystromFeatures) -> RegressionSums:
         """Read the stored blocks by folds."""
-        return cls(**read_folds(paths, features))
+        return cls(**read_folds(blocks, features))
 
     def scalars(self, name: str) -> Array:
         """One of BLOCK_SCALARS, by fold."""
@@ -78,27 +123,22 @@ class RegressionSums:
         return self.reward - self.mass[:, :, None] * self.reward_mean
 
 
-def read_folds(paths: list[Path], features: NystromFeatures) -> dict[str, Array]:
+def read_folds(blocks: Sequence[StoredBlocks], features: NystromFeatures) -> dict[str, Array]:
     """Deal the stored blocks out to folds in turn; one block is in memory at a time.
 
     Sums are with ψ: those that were made with φ are completed.
     """
-    folds: dict[str, Array] = {}
-    for path in paths:
-        sums = ArrayStore.open(path, SUMS_KIND)
-        for name in sums.names:
-            folds[name] = _fold(sums, name)
+    folds = {name: _fold(of_kind, name) for of_kind in blocks for name in of_kind.names}
     for name in {"reward", "terminal", "continuation", "response"} & set(folds):
         folds[name] = features.complete_sums(folds[name])
     return folds
 
 
-def _fold(sums: ArrayStore, name: str) -> Array:
-    n_blocks = sums.size("block")
-    n_folds = min(N_FOLDS, n_blocks)
-    folds = [sums.read(name, i, i + 1)[0] for i in range(n_folds)]
-    for i in range(n_folds, n_blocks):
-        block, fold = sums.read(name, i, i + 1)[0], i % n_folds
+def _fold(blocks: StoredBlocks, name: str) -> Array:
+    n_folds = min(N_FOLDS, len(blocks))
+    folds = [blocks.read(name, i) for i in range(n_folds)]
+    for i in range(n_folds, len(blocks)):
+        block, fold = blocks.read(name, i), i % n_folds
         folds[fold] = combine_scalars(folds[fold], block) if name == "scalar" else folds[fold] + block
     return np.stack(folds)
 

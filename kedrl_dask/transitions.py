@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.encoding import Encoding
 from kedrl_dask.episodes import EpisodeIndex
+from kedrl_dask.html import html_table
+from kedrl_dask.pairs import EpisodeRows, Transitions, pair
+from kedrl_dask.prefix import prefix_attributes, prefix_fingerprint, prefix_moments
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.store import ArrayStore, PathLike, StoreError, check_vacant, digest
 from kedrl_dask.tables import ingest
@@ -30,52 +31,6 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """Transitions (x, r, x') as arrays with one row each.
-
-    Parameters
-    ----------
-    rows : (n,) int64
-        Row numbers in the store, increasing.
-    episode : (n,) int64
-        Number of the episode.
-    inputs : (n, state_dim + action_dim)
-        x = (state, action).
-    reward : (n, reward_dim)
-        r, received at x.
-    next_state, next_action : (n, state_dim), (n, action_dim)
-        x'. A terminal transition has none: its own state and action stand there, and must not be used.
-    terminal : (n,) bool
-        The episode ended with this transition; its continuation is zero.
-    """
-
-    rows: Array
-    episode: Array
-    inputs: Array
-    reward: Array
-    next_state: Array
-    next_action: Array
-    terminal: Array
-
-    def __len__(self) -> int:
-        """Return the number of transitions."""
-        return int(self.rows.size)
-
-    def select(self, which: slice | Array) -> Transitions:
-        """Some of the transitions."""
-        return Transitions(**{name: values[which] for name, values in vars(self).items()})
-
-
-class EpisodeRows(NamedTuple):
-    """Adjacent rows of some episodes: what discounted returns are made of."""
-
-    reward: Array
-    episode: Array
-    step: Array
-    terminated: Array
 
 
 class TransitionStore:
@@ -100,10 +55,16 @@ class TransitionStore:
     array([3, 4])
     """
 
-    def __init__(self, arrays: ArrayStore) -> None:
-        """Keep the arrays and the attributes as committed now."""
+    def __init__(
+        self,
+        arrays: ArrayStore,
+        attributes: dict[str, Any] | None = None,
+        base: TransitionStore | None = None,
+    ) -> None:
+        """Keep the arrays and the attributes, as committed now unless given."""
         self._arrays = arrays
-        self._attributes = arrays.attributes
+        self._attributes = arrays.attributes if attributes is None else attributes
+        self._base = base
         self._index = EpisodeIndex(arrays, self.n_rows)
 
     @classmethod
@@ -198,6 +159,26 @@ class TransitionStore:
         """
         return Writer.resume(self.path)
 
+    def grown_from(self, n_rows: int) -> TransitionStore:
+        """This store, seen as grown from its first rows.
+
+        A fit makes all choices that do not depend on the policy on these rows alone, and a cache that has
+        their sums needs those of the other rows only. Results do not depend on whether it has.
+        """
+        if not 2 <= n_rows <= self.n_rows:
+            raise ValueError(f"{self.path}: has {self.n_rows} rows, cannot have grown from {n_rows}")
+        attributes = prefix_attributes(self._arrays, n_rows)
+        return TransitionStore(self._arrays, self._attributes, TransitionStore(self._arrays, attributes))
+
+    @property
+    def base(self) -> TransitionStore:
+        """The first rows, if the store is seen as grown from them; else the store itself."""
+        return self if self._base is None else self._base
+
+    def fingerprint_of(self, n_rows: int) -> str:
+        """Fingerprint that a store of the first rows has."""
+        return prefix_fingerprint(self._arrays, n_rows)
+
     @property
     def path(self) -> Path:
         """Directory of the store."""
@@ -256,7 +237,8 @@ class TransitionStore:
     @property
     def statistics(self) -> dict[str, dict[str, Array]]:
         """Column-wise ``mean``, ``std``, ``min`` and ``max`` over all rows of state, action and reward."""
-        moments = {name: Moments.from_json(m) for name, m in self._attributes["moments"].items()}
+        given = self._attributes.get("moments") or prefix_moments(self._arrays, self.n_rows)
+        moments = {name: Moments.from_json(m) for name, m in given.items()}
         return {
             name: {"mean": m.mean, "std": m.deviation, "min": m.minimum, "max": m.maximum}
             for name, m in moments.items()
@@ -280,7 +262,7 @@ class TransitionStore:
         continues = np.zeros(stop - start, dtype=bool)
         continues[: max(0, ahead - start - 1)] = episode[1:] == episode[:-1]
         local = np.flatnonzero(continues | self._arrays.read("terminated", start, stop))
-        return _pair(np.arange(start, ahead), episode, local, local + continues[local], state, action, reward)
+        return pair(np.arange(start, ahead), episode, local, local + continues[local], state, action, reward)
 
     def sample(self, n: int, rng: np.random.Generator) -> Transitions:
         """Draw ``n`` transitions uniformly without replacement; all of them if there are no more.
@@ -299,7 +281,7 @@ class TransitionStore:
         )
         for name, values in (("state", state), ("action", action), ("reward", reward)):
             self._require_finite(name, values, needed)
-        return _pair(
+        return pair(
             needed,
             episode,
             np.searchsorted(needed, rows),
@@ -329,10 +311,13 @@ class TransitionStore:
         Notes
         -----
         Each edge is the episode boundary nearest to the equal cut; only episode numbers around it are read.
+        Of a store seen as grown from its first rows, the edges of these stay, and blocks are added.
         """
         if n_blocks < 1:
             raise ValueError(f"block_edges: n_blocks is {n_blocks}, expected at least 1")
-        return self._index.edges(n_blocks)
+        if self._base is None:
+            return self._index.edges(n_blocks)
+        return self._index.grown_edges(self._base.block_edges(n_blocks))
 
     def episode_windows(self, max_rows: int, rng: np.random.Generator) -> EpisodeRows:
         """Read whole episodes at random, about ``max_rows`` rows of them; all rows if there are no more.
@@ -423,28 +408,4 @@ class TransitionStore:
 
     def _repr_html_(self) -> str:
         """Summary as a table, for notebooks."""
-        cells = "".join(
-            f"<tr><th>{key}</th><td>{escape(text)}</td></tr>" for key, text in self._summary().items()
-        )
-        return f"<table><caption>TransitionStore</caption>{cells}</table>"
-
-
-def _pair(
-    numbers: Array,
-    episode: Array,
-    local: Array,
-    successor: Array,
-    state: Array,
-    action: Array,
-    reward: Array,
-) -> Transitions:
-    """Pair the rows at ``local`` with those at ``successor``: the same where a transition is terminal."""
-    return Transitions(
-        rows=numbers[local],
-        episode=episode[local],
-        inputs=np.hstack((state[local], action[local])),
-        reward=reward[local],
-        next_state=state[successor],
-        next_action=action[successor],
-        terminal=local == successor,
-    )
+        return html_table("TransitionStore", self._summary().items())

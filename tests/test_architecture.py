@@ -23,16 +23,16 @@ FLOORS = {
     # Storage and execution.
     2: {
         "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files", "foreign",
-        "objective", "paired_costs", "paired_objective", "passes", "plan", "probe", "process", "progress",
-        "schema", "store", "tables", "target", "transitions", "validation", "writer",
+        "html", "objective", "paired_costs", "paired_objective", "pairs", "passes", "plan", "prefix", "probe",
+        "process", "progress", "schema", "store", "tables", "target", "transitions", "validation", "writer",
     },
     # What people touch.
     3: {
         "__init__", "__main__", "answers", "bootstrap", "choices", "cli", "compared", "comparison",
-        "conditioning", "config", "contrasts", "datasets", "demo", "diagnostics", "estimating", "evaluation",
-        "fitting", "frames", "gate", "model", "pairing", "persist", "planning", "plots", "reference",
-        "rehearsal", "report", "reporting", "results", "runs",
-        "separating", "settings", "streaming", "study", "sums",
+        "conditioning", "config", "contrasts", "datasets", "demo", "diagnostics", "doctor", "drift",
+        "estimating", "evaluation", "evaluations", "fitting", "frames", "gate", "model", "pairing", "persist",
+        "planning", "plots", "reference", "rehearsal", "report", "reporting", "results", "runs", "scheduling",
+        "separating", "settings", "streaming", "study", "sums", "toml",
     },
 }  # fmt: skip
 FREE = {"_version"}
@@ -101,6 +101,7 @@ def test_dependencies__every_import_is_declared():
         "pyarrow",
         "rich",
         "scipy",
+        "shtab",
         "sklearn",
         "threadpoolctl",
         "xarray",

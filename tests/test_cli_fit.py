@@ -81,7 +81,7 @@ def test_load_config__density_ratio(config):
         ("discount = 0.9", "", "the key 'discount' is missing"),
         ("discount = 0.9", "discount = 1.5", r"\[settings\] KEDRL: discount must lie strictly between"),
         ("discount = 0.9", "discount = true", r"\[settings\] KEDRL: discount must lie strictly between"),
-        ("[policy]", "[polices]", "unknown key 'polices'; did you mean 'policy'"),
+        ("[policy]", "[polices]", "unknown key 'polices'; did you mean 'policies'"),
         ('"gaussian"', '"gauss"', r"\[policy\] policy family 'gauss' is not known"),
         ("scale = 0.3", "scale = -1.0", r"\[policy\] Gaussian: scale must be positive"),
         ("scale = 0.3", 'scale = "wide"', r"\[policy\] Gaussian: scale must be real numbers"),
@@ -185,6 +185,32 @@ def test_fit__bad_usage(config, arguments, message, capsys):
     assert message in error
     assert error.count("\n") == 1
     assert not (config.parent / "run").exists()
+
+
+def test_fit__dry_run_writes_nothing(config, capsys):
+    before = sorted(config.parent.rglob("*"))
+    assert main(["fit", str(config), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["run"] == str(config.parent / "run")
+    assert found["plan"]["totals"]
+    assert main(["fit", str(config), "--dry-run"]) == 0
+    assert "to be begun" in capsys.readouterr().out
+    assert sorted(config.parent.rglob("*")) == before
+
+
+def test_load_config__errors_name_the_line(config):
+    for old, new, line in (("n_atoms = 8", "n_atoms = 8.5", 13), ("discount = 0.9", "discount = 2.0", 3)):
+        config.write_text(CONFIG.replace(old, new))
+        with pytest.raises(ValueError, match=rf"fit.toml: line {line}: \[settings\] KEDRL"):
+            load_config(config)
+
+
+def test_fit__several_policies_are_for_evaluate(config, capsys):
+    config.write_text(CONFIG.replace("[policy]", "[policies.a]") + '\n[policies.b]\nfile = "p.json"\n')
+    numbers = {"family": "gaussian", "weights": [[0.2], [-0.1]], "scale": 0.3}
+    (config.parent / "p.json").write_text(json.dumps(numbers))
+    assert main(["fit", str(config)]) == 2
+    assert "has the policies a, b, and a fit is of one" in capsys.readouterr().err
 
 
 def test_fit__other_settings_in_a_run_are_refused(config, capsys):

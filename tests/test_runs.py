@@ -375,7 +375,7 @@ def test_block_damaged_during_the_fit__is_made_again(store, policy, tmp_path, mo
 
     def damage_once(self, features):
         if not damaged:
-            damaged.append(self.paths[0] / "gram" / "c" / "2" / "0" / "0")
+            damaged.append(self.blocks[0].places[0][0] / "gram" / "c" / "2" / "0" / "0")
             corrupt(damaged[0])
         return collect(self, features)
 

@@ -1,14 +1,14 @@
-"""The command ``kedrl``: one module per verb."""
+"""The command ``kedrl``: one module per verb, imported when the verb is given."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from kedrl_dask._version import __version__
 from kedrl_dask.checks import printable
-from kedrl_dask.cli import demo, fit, ingest, plan, report, simulate, study
 from kedrl_dask.cli.common import (
     BAD_INPUT,
     EXIT_CODES,
@@ -18,22 +18,32 @@ from kedrl_dask.cli.common import (
     Parser,
     log_lines,
 )
+from kedrl_dask.cli.verbs import VERBS
 from kedrl_dask.process import Stopped, Terminated, terminable
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
-#: Each has ``add``, which adds the verb with its options and the function that runs it.
-VERBS = (demo, simulate, ingest, plan, fit, report, study)
+EXAMPLES = """\
+examples:
+  kedrl demo                              simulate, fit and compare with the truth
+  kedrl plan transitions.zarr             what a fit will take
+  kedrl fit run.toml                      fit, or go on with a fit
+  kedrl evaluate config.toml --dry-run    what a scheduled evaluation would do
+  kedrl fit --help                        options of a verb
+
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.verb is None:
-        parser.print_help(sys.stderr)
-        return BAD_INPUT
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = argparse.Namespace()
     try:
+        parser = make_parser(next((word for word in given if not word.startswith("-")), None))
+        options = parser.parse_args(given)
+        if options.verb is None:
+            parser.print_help(sys.stderr)
+            return BAD_INPUT
         with log_lines(), terminable():
             return options.run(options)
     except KeyboardInterrupt:
@@ -58,15 +68,19 @@ def _say(what: str, more: str, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
+    """The parser, with the options of some verbs, whose modules are imported, and the names of the others."""
     parser = Parser(
         prog="kedrl",
         description="Offline evaluation of the joint law of multivariate discounted returns (KE-DRL).",
-        epilog=EXIT_CODES,
+        epilog=EXAMPLES + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"kedrl {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="verb")
-    for verb in VERBS:
-        verb.add(verbs)
+    added = parser.add_subparsers(dest="verb", metavar="verb")
+    for name, summary in VERBS.items():
+        if name in verbs:
+            import_module(f"kedrl_dask.cli.{name}").add(added)
+        else:
+            added.add_parser(name, help=summary)
     return parser

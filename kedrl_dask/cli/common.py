@@ -13,19 +13,22 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from kedrl_dask.checks import MOST_SEED, printable, shown
-from kedrl_dask.datasets.simulation import PAIRS
+from kedrl_dask.cli.verbs import VERBS
 from kedrl_dask.foreign import checked_path
 
 __all__ = [
     "BAD_INPUT",
+    "BUSY",
+    "DRIFT",
     "EXIT_CODES",
     "INTERRUPTED",
     "JSON",
     "NOT_CONVERGED",
-    "PAIR",
+    "REFUSED",
     "STOPPED",
     "SUCCESS",
     "TERMINATED",
+    "UNWELL",
     "Parser",
     "Verbs",
     "add_verb",
@@ -44,6 +47,8 @@ __all__ = [
 MOST_REPLICATES, MOST_WORKERS = 10**5, 1_024
 
 SUCCESS, BAD_INPUT, NOT_CONVERGED, STOPPED, INTERRUPTED, TERMINATED = 0, 2, 3, 4, 130, 143
+#: Of ``kedrl evaluate`` and ``kedrl doctor``.
+DRIFT, REFUSED, BUSY, UNWELL = 5, 6, 7, 8
 
 EXIT_CODES = """\
 exit codes:
@@ -52,20 +57,18 @@ exit codes:
   2    bad input or usage
   3    the fit did not converge, or cells of a study failed; the results are written all the same
   4    stopped: workers, the scheduler or room on the disk were lost, or a task ended every worker that ran it
+  5    evaluate: done, with drift alerts
+  6    evaluate: answers were refused, because they would mislead; there is no new result
+  7    evaluate: another process is at work on the same evaluation; nothing was done
+  8    doctor: something is wrong
   130  interrupted; nothing is left half written
   143  terminated (SIGTERM); nothing is left half written
-After 4, 130 and 143 the same command goes on with a run or a study.
+After 4, 130 and 143 the same command goes on with a run, a study or an evaluation.
 """
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 #: Options that mean the same in every verb that has them.
-PAIR: dict[str, Any] = {
-    "choices": sorted(PAIRS),
-    "default": "uniform-gaussian",
-    "metavar": "PAIR",
-    "help": "behaviour and target policy: %(choices)s (default: %(default)s)",
-}
 JSON: dict[str, Any] = {
     "action": "store_true",
     "help": "print the summary as JSON, and nothing else, to standard output; progress still goes to "
@@ -93,7 +96,6 @@ def add_verb(
     verbs: Verbs,
     name: str,
     run: Callable[[argparse.Namespace], int],
-    summary: str,
     description: str,
     note: str = "",
 ) -> argparse.ArgumentParser:
@@ -104,17 +106,18 @@ def add_verb(
     verbs : Verbs
         The verbs so far.
     name : str
+        A key of :data:`kedrl_dask.cli.verbs.VERBS`.
     run : callable
         Runs the verb with the parsed options, of which ``output`` is where it writes, if it does, and
         returns the exit code.
-    summary, description : str
-        For the help of ``kedrl`` and of the verb.
+    description : str
+        For the help of the verb.
     note : str
         Shown above the exit codes.
     """
     parser = verbs.add_parser(
         name,
-        help=summary,
+        help=VERBS[name],
         description=description,
         epilog=note + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -13,7 +13,6 @@ from kedrl_dask import demo, report
 from kedrl_dask.cli.common import (
     JSON,
     NOT_CONVERGED,
-    PAIR,
     SUCCESS,
     Verbs,
     add_verb,
@@ -24,11 +23,16 @@ from kedrl_dask.cli.common import (
     print_out,
     workers,
 )
+from kedrl_dask.cli.pair import PAIR
 from kedrl_dask.study.profiles import PAPER, PROFILES
 
 __all__ = ["add"]
 
 PROFILE_NOTE = """\
+examples:
+  kedrl demo
+  kedrl demo --output other --profile paper-exact --pair logistic-gaussian
+
 profiles:
   auto         successor actions drawn from the target policy, settings by cross-validation, exact minimiser
   paper        the paper's settings of the pair: density ratio by uLSIF, AdamW for its whole budget (which
@@ -87,7 +91,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "demo",
         _run,
-        summary="simulate the paper's system, fit it, and compare with the truth; about a minute",
         description="Simulate the paper's linear-Gaussian system, fit the law of its return under the "
         "target policy, and compare with the closed form.",
         note=PROFILE_NOTE,

@@ -23,14 +23,21 @@ from kedrl_dask.cli.common import (
     print_out,
 )
 from kedrl_dask.cli.plan import PARAMETERS, SETTINGS
-from kedrl_dask.config import RunConfig, load_config, load_policy
+from kedrl_dask.config import ONLY, RunConfig, load_config, load_policy
 from kedrl_dask.execute import PATIENCE, Executor, cluster_at, local_cluster
 from kedrl_dask.model import KEDRL
-from kedrl_dask.runs import CHECKPOINT_SECONDS, read_run
+from kedrl_dask.runs import CHECKPOINT_SECONDS, read_run, recorded_fit
+from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["add"]
+__all__ = ["OPTIONS", "add", "executor_of"]
 
 NOTE = """\
+examples:
+  kedrl fit run.toml                begin, or go on with, the fit of a file
+  kedrl fit run.toml --dry-run      what it would do and take; nothing is written
+  kedrl fit transitions.zarr --policy policy.json --discount 0.9 --run run
+  kedrl fit run                     go on with a run
+
 The source is a TOML file (see kedrl_dask.config), a store of transitions with --policy, --discount and --run,
 or the directory of a run that was begun. The same command again goes on with a run that was interrupted, by
 Ctrl-C, by SIGTERM as at the end of a job's time, or by the loss of workers, of room on the disk or of the
@@ -74,6 +81,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "time between checkpoints of the solver (default: %(default)g)",
     },
     "--memory": {"metavar": "SIZE", "help": "what each process may use, e.g. 2GiB"},
+    "--dry-run": {"action": "store_true", "help": "say what would be done, and write nothing"},
     "--json": JSON,
 }
 #: What describes a fit; a TOML file and a run have it themselves.
@@ -86,7 +94,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "fit",
         _run,
-        summary="fit a policy's return in a run that can be interrupted and gone on with",
         description="Estimate the law of the return under a target policy, in a directory that keeps all\n"
         "that was done.",
         note=NOTE,
@@ -96,11 +103,13 @@ def add(verbs: Verbs) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.dry_run:
+        return _say_what_would_be_done(options)
     fit = _described(options)
     options.interrupted = (
         f"what was finished is kept in {options.directory}: the same command goes on from there"
     )
-    with _executor(options) as executor:
+    with executor_of(options) as executor:
         model: KEDRL = fit(
             executor=executor, memory=options.memory, checkpoint_seconds=options.checkpoint_seconds
         )
@@ -135,13 +144,36 @@ def _described(options: argparse.Namespace) -> Any:
     return lambda **where: config.model().fit(config.data, config.policy, **given, **where)
 
 
+def _say_what_would_be_done(options: argparse.Namespace) -> int:
+    """The plan, data, policy and run; nothing is written."""
+    source: Path = options.source
+    run: Path | None = source
+    if (source / "run.json").exists():
+        settings, found = recorded_fit(source, None)
+        model, store, policy = KEDRL(**settings), found["store"], found["policy"]
+    else:
+        config = load_config(source) if source.is_file() else _from_options(options)
+        model, store, policy = config.model(), TransitionStore.open(config.data), config.policy
+        run = options.directory or config.run
+    plan = model.plan(store, memory=options.memory, calibrate=False)
+    if options.json:
+        summary = {"data": str(store.path), "policy": repr(policy), "run": None if run is None else str(run)}
+        print_out(as_json({**summary, "plan": plan.to_dict()}))
+    else:
+        begun = "gone on with" if run is not None and (run / "run.json").exists() else "begun"
+        lines = [f"data: {store.path}", f"policy: {policy!r}", f"run: {run}, to be {begun}"]
+        print_out("\n".join([*lines, "Nothing is written.", repr(plan)]))
+    plan.check()
+    return SUCCESS
+
+
 def _from_options(options: argparse.Namespace) -> RunConfig:
     for name in ("policy", "discount"):
         if getattr(options, name) is None:
             raise ValueError(f"{options.source}: a store of transitions needs --{name} too")
     given = {name: getattr(options, name) for name in ("discount", *PARAMETERS)}
     parameters = {name: value for name, value in given.items() if value is not None}
-    return RunConfig(options.source, load_policy(options.policy), parameters)
+    return RunConfig(options.source, {ONLY: load_policy(options.policy)}, parameters)
 
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], what: str) -> None:
@@ -150,7 +182,8 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], what: str) -> N
         raise ValueError(f"{what} its own {given[0].replace('n_', '')}; leave the option out")
 
 
-def _executor(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
+def executor_of(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
+    """Where the work is done, as options say; None for threads of this process."""
     if options.scheduler and options.workers:
         raise ValueError("--workers are those of this machine; leave them out with --scheduler")
     if options.scheduler:

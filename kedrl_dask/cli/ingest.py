@@ -99,7 +99,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "ingest",
         _run,
-        summary="store a table of your own: CSV, Parquet or Arrow, of any size and in any order",
         description="Read a table with one row per recorded time point, and store its transitions.",
         note=NOTE,
     )

@@ -63,6 +63,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--json": JSON,
 }
+NOTE = """\
+examples:
+  kedrl plan transitions.zarr --memory 2GiB
+  kedrl plan transitions.zarr --construction paired --workers 8 --json
+
+"""
 #: Names of these parameters.
 PARAMETERS = (
     "n_atoms",
@@ -84,10 +90,10 @@ def add(verbs: Verbs) -> None:
         verbs,
         "plan",
         _run,
-        summary="project time, memory and disk of a fit, stage by stage",
         description="Project what a fit of a store will take: tasks, flop, kernel evaluations, time, peak\n"
         "memory of a worker and disk, from its sizes and from short measurements on this machine.\n"
         "A fit over its memory is refused.",
+        note=NOTE,
     )
     for name, settings in OPTIONS.items():
         parser.add_argument(name, **settings)

@@ -15,6 +15,11 @@ from kedrl_dask.store import attributes_at
 __all__ = ["add"]
 
 NOTE = f"""\
+examples:
+  kedrl report results.zarr                        of a comparison
+  kedrl report run --output page.html              of a run
+  kedrl report model.zarr --accept coverage mass   in spite of findings
+
 findings that --accept takes:
 {chr(10).join(f"  {code:<14} {meaning}" for code, meaning in CODES.items())}
 
@@ -27,7 +32,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "report",
         _run,
-        summary="write one HTML page with the answers, and how far to trust them",
         description="Write one HTML page, which needs no network: the question, the answers, the data, the "
         "policies, diagnostics in words, settings, versions and timings.",
         note=NOTE,

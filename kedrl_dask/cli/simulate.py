@@ -8,7 +8,6 @@ from typing import Any
 
 from kedrl_dask.cli.common import (
     JSON,
-    PAIR,
     SUCCESS,
     Verbs,
     add_verb,
@@ -19,6 +18,7 @@ from kedrl_dask.cli.common import (
     print_out,
 )
 from kedrl_dask.cli.destination import new_store
+from kedrl_dask.cli.pair import PAIR
 from kedrl_dask.datasets import simulation
 from kedrl_dask.datasets.systems import SYSTEMS
 from kedrl_dask.progress import Reporter
@@ -77,6 +77,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 NOTE = """\
+examples:
+  kedrl simulate transitions.zarr --transitions 1000000
+  kedrl simulate other.zarr --transitions 8000 --system reward-in-state --seed 1
+
 systems:
   paper            rewards and next states with independent noises; episodes do not end by themselves
   correlated       the noise of the reward is correlated with that of the next state
@@ -92,7 +96,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "simulate",
         _run,
-        summary="write transitions of the paper's system, as many as wanted, to a store",
         description="Simulate the paper's linear-Gaussian system, or a variant of it, under the behaviour "
         "policy of a\npair and store its transitions, block by block: memory does not grow with their "
         "number.",

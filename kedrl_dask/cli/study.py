@@ -13,7 +13,6 @@ from kedrl_dask.cli.common import (
     EXIT_CODES,
     JSON,
     NOT_CONVERGED,
-    PAIR,
     SUCCESS,
     Verbs,
     add_verb,
@@ -25,6 +24,7 @@ from kedrl_dask.cli.common import (
     replicates,
     workers,
 )
+from kedrl_dask.cli.pair import PAIR
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.study import coverage, sensitivity, simulation
@@ -121,6 +121,11 @@ COVERAGE: dict[str, dict[str, Any]] = {
 }
 
 NOTE = """\
+examples:
+  kedrl study simulation --output study --replicates 10 --profiles auto
+  kedrl study coverage --output coverage --replicates 100 --bootstrap 12
+  kedrl study sensitivity --output sensitivity --values n_atoms=50,100
+
 A cell is one fit on one simulated dataset. Each is written when it is finished: the same command goes on
 where an earlier one stopped, and with more replicates, pairs or profiles computes only what is missing.
 
@@ -133,7 +138,6 @@ def add(verbs: Verbs) -> None:
         verbs,
         "study",
         lambda _: _without_kind(parser),
-        summary="many fits compared with the truth: the paper's simulation study",
         description="Run one of the paper's studies.",
         note=NOTE,
     )

@@ -14,6 +14,7 @@ import xarray as xr
 
 from kedrl_dask import persist, results
 from kedrl_dask.diagnostics import versions
+from kedrl_dask.drift import Drift
 from kedrl_dask.gate import Finding, Refused, model_findings
 from kedrl_dask.model import KEDRL
 from kedrl_dask.store import StoreError, attributes_at
@@ -52,6 +53,8 @@ class Content:
         Wall time of the stages beside the fits.
     where : str
         At which inputs.
+    drift : Drift or None
+        What changed since the last result of a scheduled evaluation.
     """
 
     title: str
@@ -65,6 +68,7 @@ class Content:
     versions: dict[str, str]
     seconds: dict[str, float]
     where: str
+    drift: Drift | None = None
 
     @property
     def refused(self) -> tuple[Finding, ...]:
