@@ -18,6 +18,12 @@
     n_atoms = 100
     return_kernel = { nu = 5.5, length_scale = [1.2, 0.9], sigma = 0.85 }
     solver = { name = "pcg", tolerance = 1e-8 }
+
+    [cluster]                  # where it runs; see kedrl_dask.execute.kinds for all keys
+    kind = "slurm"
+    cores = 4
+    memory = "16 GiB"
+    jobs = 8
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from typing import Any
 
 import numpy as np
 
+from kedrl_dask.execute import KINDS, ClusterDescription, cluster_keys, describe_cluster
 from kedrl_dask.kernels import Matern
 from kedrl_dask.model import KEDRL
 from kedrl_dask.policies import LocationScale, from_dict
@@ -44,7 +51,7 @@ from kedrl_dask.solvers import by_name
 __all__ = ["RunConfig", "load_config", "load_policy"]
 
 #: Keys of the file; all others are refused.
-KEYS = ("data", "run", "cache", "discount", "policy", "settings")
+KEYS = ("data", "run", "cache", "discount", "policy", "settings", "cluster")
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,8 @@ class RunConfig:
         Parameters of :class:`~kedrl_dask.KEDRL`, the discount among them.
     run, cache : Path or None
         Directories of the run and of a cache.
+    cluster : ClusterDescription or None
+        Where the fit runs, unless the command line says.
     """
 
     data: Path
@@ -68,6 +77,7 @@ class RunConfig:
     parameters: dict[str, Any] = field(default_factory=dict)
     run: Path | None = None
     cache: Path | None = None
+    cluster: ClusterDescription | None = None
 
     def model(self) -> KEDRL:
         """The estimator."""
@@ -99,7 +109,12 @@ def load_config(path: str | Path) -> RunConfig:
     _refuse_unknown(path, "settings.", parameters, set(KEDRL(0.5).get_params()) - {"discount"})
     parameters = {"discount": given["discount"], **parameters}
     _named(path, "settings", lambda: Settings(**KEDRL(**parameters).get_params(deep=False)))
-    return RunConfig(policy=_policy(path, _table(path, given, "policy")), parameters=parameters, **places)
+    return RunConfig(
+        policy=_policy(path, _table(path, given, "policy")),
+        parameters=parameters,
+        cluster=_cluster(path, _table(path, given, "cluster")) if "cluster" in given else None,
+        **places,
+    )
 
 
 def load_policy(path: str | Path) -> LocationScale:
@@ -128,6 +143,13 @@ def _policy(path: Path, given: dict[str, Any]) -> LocationScale:
                 f"{path}: the key 'policy.{key}' does not go with 'policy.file'; give one of them"
             )
     return load_policy(path.parent / _typed(path, "policy.file", given["file"], str, "a path, as text"))
+
+
+def _cluster(path: Path, given: dict[str, Any]) -> ClusterDescription:
+    kind = given.get("kind")
+    if kind in KINDS:  # and otherwise the description says which there are
+        _refuse_unknown(path, "cluster.", given, cluster_keys(kind))
+    return _named(path, "cluster", lambda: describe_cluster(given, path.parent))
 
 
 def _built_policy(path: Path, key: str, given: Mapping[str, Any]) -> LocationScale:

@@ -46,7 +46,7 @@ from kedrl_dask.transitions import TransitionStore
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
 
-__all__ = ["CHECKPOINT_SECONDS", "Run", "check_input", "open_run", "read_run", "recorded_fit"]
+__all__ = ["CHECKPOINT_SECONDS", "Run", "check_input", "is_finished", "open_run", "read_run", "recorded_fit"]
 
 KIND = "kedrl run"
 #: Seconds between checkpoints of the solver.
@@ -175,6 +175,12 @@ class Run:
             if isinstance(error, Stopped):
                 raise type(error)(f"{error}; {remedy}") from error
             raise
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run has its result, as it was written: then nothing is left to compute."""
+    model = path / "model"
+    return model.name in committed(model) and not damaged(model, model.name)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kedrl_dask._version import __version__
 from kedrl_dask.checks import printable
-from kedrl_dask.cli import demo, fit, plan, report, simulate, study
+from kedrl_dask.cli import cluster, demo, fit, plan, report, simulate, study
 from kedrl_dask.cli.common import (
     BAD_INPUT,
     EXIT_CODES,
@@ -23,7 +23,7 @@ from kedrl_dask.process import Stopped, Terminated, terminable
 __all__ = ["main"]
 
 #: Each has ``add``, which adds the verb with its options and the function that runs it.
-VERBS = (demo, simulate, plan, fit, report, study)
+VERBS = (demo, simulate, plan, fit, report, study, cluster)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

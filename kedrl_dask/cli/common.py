@@ -14,10 +14,12 @@ from typing import Any, NoReturn, TypeAlias
 
 from kedrl_dask.checks import MOST_SEED, printable, shown
 from kedrl_dask.datasets.simulation import PAIRS
+from kedrl_dask.execute import KINDS, parse_cluster
 from kedrl_dask.foreign import checked_path
 
 __all__ = [
     "BAD_INPUT",
+    "CLUSTER",
     "EXIT_CODES",
     "INTERRUPTED",
     "JSON",
@@ -70,6 +72,23 @@ JSON: dict[str, Any] = {
     "action": "store_true",
     "help": "print the summary as JSON, and nothing else, to standard output; progress still goes to "
     "standard error",
+}
+
+
+def cluster(text: str) -> tuple[str, str | None]:
+    """A kind of cluster and its size or address; argparse turns the error into a usage message."""
+    try:
+        return parse_cluster(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+CLUSTER: dict[str, Any] = {
+    "type": cluster,
+    "metavar": "KIND[=N]",
+    "help": f"where it runs: {', '.join(KINDS)}; with a number of threads, workers or jobs, or, as "
+    "address=tls://host:port, a scheduler that is there. A file's table [cluster] of this kind has the rest "
+    "(default: the file's cluster; without one threads of this process)",
 }
 
 
