@@ -22,6 +22,12 @@
     return_kernel = { nu = 5.5, length_scale = [1.2, 0.9], sigma = 0.85 }
     solver = { name = "pcg", tolerance = 1e-8 }
 
+    [cluster]                  # where it runs; see kedrl_dask.execute.kinds for all keys
+    kind = "slurm"
+    cores = 4
+    memory = "16 GiB"
+    jobs = 8
+
 ``kedrl evaluate`` reads ``[evaluate]`` too: see :mod:`kedrl_dask.scheduling`. Errors name the file, the line
 and the key.
 """
@@ -40,6 +46,7 @@ from typing import Any
 
 import numpy as np
 
+from kedrl_dask.execute import KINDS, ClusterDescription, cluster_keys, describe_cluster
 from kedrl_dask.kernels import Matern
 from kedrl_dask.model import KEDRL
 from kedrl_dask.policies import LocationScale, from_dict
@@ -51,7 +58,7 @@ from kedrl_dask.toml import Key, Toml, read_text, read_toml
 __all__ = ["RunConfig", "config_error", "load_config", "load_policy", "refuse_unknown", "typed"]
 
 #: Keys of the file; all others are refused.
-KEYS = ("data", "run", "cache", "discount", "policy", "policies", "settings", "evaluate")
+KEYS = ("data", "run", "cache", "discount", "policy", "policies", "settings", "evaluate", "cluster")
 #: Names of policies, which directories are named after.
 POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 #: Name of the policy of a file that has one.
@@ -74,6 +81,8 @@ class RunConfig:
         Directories of the run and of a cache.
     source : Toml or None
         The file.
+    cluster : ClusterDescription or None
+        Where it runs, unless the command line says.
     """
 
     data: Path
@@ -82,6 +91,7 @@ class RunConfig:
     run: Path | None = None
     cache: Path | None = None
     source: Toml | None = None
+    cluster: ClusterDescription | None = None
 
     @property
     def policy(self) -> LocationScale:
@@ -125,7 +135,13 @@ def load_config(path: str | Path) -> RunConfig:
     refuse_unknown(source, "settings.", parameters, set(KEDRL(0.5).get_params()) - {"discount"})
     parameters = {"discount": given["discount"], **parameters}
     _named(source, "settings", lambda: Settings(**KEDRL(**parameters).get_params(deep=False)))
-    return RunConfig(policies=_policies(source, given), parameters=parameters, source=source, **places)
+    return RunConfig(
+        policies=_policies(source, given),
+        parameters=parameters,
+        source=source,
+        cluster=_cluster(source, _table(source, given, "cluster")) if "cluster" in given else None,
+        **places,
+    )
 
 
 def load_policy(path: str | Path) -> LocationScale:
@@ -185,6 +201,13 @@ def _policy(source: Toml, key: str, given: dict[str, Any]) -> LocationScale:
     return load_policy(
         source.path.parent / typed(source, f"{key}.file", given["file"], str, "a path, as text")
     )
+
+
+def _cluster(source: Toml, given: dict[str, Any]) -> ClusterDescription:
+    kind = given.get("kind")
+    if kind in KINDS:  # and otherwise the description says which there are
+        refuse_unknown(source, "cluster.", given, cluster_keys(kind))
+    return _named(source, "cluster", lambda: describe_cluster(given, source.path.parent))
 
 
 def _built_policy(source: Toml | Path, key: str, given: Mapping[str, Any]) -> LocationScale:

@@ -51,6 +51,7 @@ __all__ = [
     "Busy",
     "Run",
     "check_input",
+    "is_finished",
     "locked",
     "open_run",
     "read_run",
@@ -188,6 +189,12 @@ class Run:
             if isinstance(error, Stopped):
                 raise type(error)(f"{error}; {remedy}") from error
             raise
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run has its result, as it was written: then nothing is left to compute."""
+    model = path / "model"
+    return model.name in committed(model) and not damaged(model, model.name)
 
 
 @contextmanager

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import signal
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from kedrl_dask import Matern, TransitionStore, policies
 from kedrl_dask.execute import ThreadExecutor
@@ -73,6 +78,25 @@ def cells_one_by_one():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kedrl_dask.study.runner.default_executor", lambda: ThreadExecutor(1))
         yield
+
+
+@pytest.fixture
+def certificates(tmp_path):
+    """An authority that signs itself, as files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kedrl test")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(7).not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1)).sign(key, hashes.SHA256())
+    )  # fmt: skip
+    pem = serialization.Encoding.PEM
+    (tmp_path / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (tmp_path / "key.pem").touch(mode=0o600)
+    (tmp_path / "key.pem").write_bytes(secret)
+    return tmp_path / "cert.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
 
 
 def need(what, is_there, remedy):

@@ -91,6 +91,8 @@ def test_dependencies__every_import_is_declared():
     declared = {
         "bokeh",
         "dask",
+        "dask_jobqueue",  # where clusters ask for it: the extra jobqueue
+        "dask_kubernetes",  # the extra kubernetes
         "distributed",
         "jinja2",
         "matplotlib",

@@ -174,7 +174,6 @@ def test_fit__by_file_by_options_and_again(config, policy, capsys):
         (["{folder}/store", "--policy", "p.json"], "needs --discount too"),
         (["{folder}/fit.toml", "--atoms", "9"], "has its own atoms; leave the option out"),
         (["{folder}/fit.toml", "--discount", "0.5"], "has its own discount; leave the option out"),
-        (["{folder}/fit.toml", "--workers", "2", "--scheduler", "tcp://x:1"], "--workers are those of this"),
         (["{folder}/store", "--policy", "p.json", "--discount", "0.9"], "p.json"),
     ],
 )
@@ -237,7 +236,7 @@ def test_sigterm__stops_workers_and_keeps_the_run(config, policy):
     config.write_text(CONFIG.replace('{ name = "pcg", tolerance = 1e-9 }', '"adamw"'))
     run = config.parent / "run"
     process = subprocess.Popen(
-        [sys.executable, "-m", "kedrl_dask", "fit", str(config), "--workers", "1"],
+        [sys.executable, "-m", "kedrl_dask", "fit", str(config), "--cluster", "local=1"],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:

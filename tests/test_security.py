@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import datetime
 import json
 import os
 import subprocess
@@ -13,10 +12,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from distributed import Client, LocalCluster, Security
 
 from kedrl_dask import fused
@@ -54,14 +49,18 @@ def calls(path):
 
 
 def test_package__nothing_but_the_executor_can_run_what_it_reads():
-    """What it unpickles went from the driver to its own workers, over Dask's connections."""
+    """What it unpickles went from the driver to its own workers, over Dask's connections.
+
+    What it runs are the listings of batch systems, by lists of words.
+    """
     users = {
         (room(path), name.split(".")[0])
         for path in SOURCES
         for name in imports(path)
         if name.split(".")[0] in RUN_CODE
     }
-    assert users == {("execute", "pickle")}
+    assert users == {("execute", "pickle"), ("execute", "subprocess")}
+    assert [p.name for p in SOURCES if "subprocess" in set(imports(p))] == ["queues.py"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -192,25 +191,6 @@ def test_default_executor__of_a_plain_cluster_warns(address):
         pytest.warns(InsecureClusterWarning, match=f"tcp://{address}"),
     ):
         default_executor()
-
-
-@pytest.fixture
-def certificates(tmp_path):
-    """An authority that signs itself, as files."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kedrl test")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(7).not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1)).sign(key, hashes.SHA256())
-    )  # fmt: skip
-    pem = serialization.Encoding.PEM
-    (tmp_path / "cert.pem").write_bytes(certificate.public_bytes(pem))
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (tmp_path / "key.pem").touch(mode=0o600)
-    (tmp_path / "key.pem").write_bytes(secret)
-    return tmp_path / "cert.pem", tmp_path / "cert.pem", tmp_path / "key.pem"
 
 
 def test_certificates__given_ones_are_used_even_on_loopback(certificates):

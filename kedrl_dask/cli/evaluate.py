@@ -19,9 +19,9 @@ from kedrl_dask.cli.common import (
     path,
     print_out,
 )
-from kedrl_dask.cli.fit import OPTIONS as FIT_OPTIONS
-from kedrl_dask.cli.fit import executor_of
+from kedrl_dask.cli.where import CLUSTER, MEMORY, PATIENTLY
 from kedrl_dask.evaluations import Due, Outcome, due, evaluate
+from kedrl_dask.execute import chosen_cluster, open_cluster
 from kedrl_dask.runs import Busy
 from kedrl_dask.scheduling import Schedule, load_schedule
 
@@ -43,7 +43,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "config": {"type": path, "metavar": "CONFIG", "help": "TOML file with a table [evaluate]"},
     "--dry-run": {"action": "store_true", "help": "say what would be done, and write nothing"},
     "--force": {"action": "store_true", "help": "evaluate though nothing has changed"},
-    **{name: FIT_OPTIONS[name] for name in ("--workers", "--scheduler", "--patience", "--memory")},
+    "--cluster": CLUSTER,
+    "--patience": PATIENTLY,
+    "--memory": MEMORY,
     "--json": JSON,
 }
 
@@ -67,8 +69,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _say_what_is_due(schedule, options)
     options.interrupted = f"sums are kept in {schedule.output / 'cache'}: the same command goes on with them"
+    cluster = chosen_cluster(options.cluster, schedule.config.cluster)
     try:
-        with executor_of(options) as executor:
+        with open_cluster(cluster, options.patience) as executor:
             outcome = evaluate(schedule, force=options.force, executor=executor, memory=options.memory)
     except Busy as error:
         print(f"kedrl: {error}; nothing was done", file=sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,18 @@ from kedrl_dask.cli.common import (
     Verbs,
     add_verb,
     as_json,
-    count,
     number,
     print_out,
 )
 from kedrl_dask.cli.plan import PARAMETERS, SETTINGS
+from kedrl_dask.cli.where import CLUSTER, MEMORY, PATIENTLY
 from kedrl_dask.config import ONLY, RunConfig, load_config, load_policy
-from kedrl_dask.execute import PATIENCE, Executor, cluster_at, local_cluster
+from kedrl_dask.execute import chosen_cluster, open_cluster
 from kedrl_dask.model import KEDRL
-from kedrl_dask.runs import CHECKPOINT_SECONDS, read_run, recorded_fit
+from kedrl_dask.runs import CHECKPOINT_SECONDS, is_finished, read_run, recorded_fit
 from kedrl_dask.transitions import TransitionStore
 
-__all__ = ["OPTIONS", "add", "executor_of"]
+__all__ = ["add"]
 
 NOTE = """\
 examples:
@@ -61,26 +60,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--cache": {"type": Path, "metavar": "DIR", "help": "directory of blocks that several fits share"},
     **SETTINGS,
     "--discount": {"type": number, "help": "discount factor"},
-    "--workers": {
-        "type": count,
-        "default": 0,
-        "metavar": "N",
-        "help": "worker processes on this machine; 0 uses threads of this process (default: %(default)s)",
-    },
-    "--scheduler": {"metavar": "ADDRESS", "help": "Dask scheduler whose workers are to do the work"},
-    "--patience": {
-        "type": number,
-        "default": PATIENCE,
-        "metavar": "SECONDS",
-        "help": "how long a cluster may be without any worker before the fit stops (default: %(default)g)",
-    },
+    "--cluster": CLUSTER,
+    "--patience": PATIENTLY,
     "--checkpoint-seconds": {
         "type": number,
         "default": CHECKPOINT_SECONDS,
         "metavar": "SECONDS",
         "help": "time between checkpoints of the solver (default: %(default)g)",
     },
-    "--memory": {"metavar": "SIZE", "help": "what each process may use, e.g. 2GiB"},
+    "--memory": MEMORY,
     "--dry-run": {"action": "store_true", "help": "say what would be done, and write nothing"},
     "--json": JSON,
 }
@@ -109,7 +97,8 @@ def _run(options: argparse.Namespace) -> int:
     options.interrupted = (
         f"what was finished is kept in {options.directory}: the same command goes on from there"
     )
-    with executor_of(options) as executor:
+    cluster = None if is_finished(options.directory) else options.cluster
+    with open_cluster(cluster, options.patience) as executor:
         model: KEDRL = fit(
             executor=executor, memory=options.memory, checkpoint_seconds=options.checkpoint_seconds
         )
@@ -123,13 +112,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _described(options: argparse.Namespace) -> Any:
-    """The fit that the source describes, lacking only its executor; ``options.directory`` becomes its run."""
+    """The fit that the source describes, lacking only its executor.
+
+    ``options.directory`` becomes its run, and ``options.cluster`` the description of its cluster.
+    """
     source: Path = options.source
     if not source.exists():
         raise ValueError(f"{source}: no such file or directory; give a TOML file, a store or a run")
     if (source / "run.json").exists():
         _refuse(options, (*DESCRIPTION, "directory", "cache"), f"{source} is a run, which has")
         options.directory = source
+        options.cluster = chosen_cluster(options.cluster, None)
         read_run(source)
         return lambda **where: KEDRL.resume(source, **where)
     if source.is_file():
@@ -138,6 +131,7 @@ def _described(options: argparse.Namespace) -> Any:
     else:
         config = _from_options(options)
     options.directory = options.directory or config.run
+    options.cluster = chosen_cluster(options.cluster, config.cluster)
     if options.directory is None:
         raise ValueError(f"{source}: where is the run to be kept? Give --run DIR")
     given = {"run": options.directory, "cache": options.cache or config.cache}
@@ -180,15 +174,6 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], what: str) -> N
     given = [name for name in names if getattr(options, name) is not None]
     if given:
         raise ValueError(f"{what} its own {given[0].replace('n_', '')}; leave the option out")
-
-
-def executor_of(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
-    """Where the work is done, as options say; None for threads of this process."""
-    if options.scheduler and options.workers:
-        raise ValueError("--workers are those of this machine; leave them out with --scheduler")
-    if options.scheduler:
-        return cluster_at(options.scheduler, options.patience)
-    return local_cluster(options.workers, options.patience) if options.workers else nullcontext()
 
 
 def _text(model: KEDRL, run: Path) -> str:

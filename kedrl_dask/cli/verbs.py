@@ -15,5 +15,6 @@ VERBS = {
     "report": "write one HTML page with the answers, and how far to trust them",
     "study": "many fits compared with the truth: the paper's simulation study",
     "doctor": "look at this machine: versions, memory, disk, cluster, and a small fit; say what is wrong",
+    "cluster": "show the cluster that a file or an option describes, with the script of its jobs",
     "completion": "print a completion script for bash, zsh or fish",
 }

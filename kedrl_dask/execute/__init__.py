@@ -12,6 +12,7 @@ from distributed import Client
 
 from kedrl_dask.checks import shown
 from kedrl_dask.execute.base import Executor
+from kedrl_dask.execute.batch import job_script
 from kedrl_dask.execute.cluster import (
     PATIENCE,
     PIECE_BYTES,
@@ -20,23 +21,42 @@ from kedrl_dask.execute.cluster import (
     cluster_at,
     local_cluster,
 )
+from kedrl_dask.execute.kinds import (
+    KINDS,
+    ClusterDescription,
+    chosen_cluster,
+    cluster_keys,
+    describe_cluster,
+    parse_cluster,
+)
+from kedrl_dask.execute.opening import open_cluster
+from kedrl_dask.execute.status import cluster_status
 from kedrl_dask.execute.threads import ThreadExecutor
 from kedrl_dask.execute.tls import Certificates, InsecureClusterWarning, cluster_security, warn_of_plain_text
 
 __all__ = [
+    "KINDS",
     "PATIENCE",
     "PIECE_BYTES",
     "Certificates",
+    "ClusterDescription",
     "DistributedExecutor",
     "Executor",
     "InsecureClusterWarning",
     "PoisonError",
     "ThreadExecutor",
     "checked_executor",
+    "chosen_cluster",
     "cluster_at",
+    "cluster_keys",
     "cluster_security",
+    "cluster_status",
     "default_executor",
+    "describe_cluster",
+    "job_script",
     "local_cluster",
+    "open_cluster",
+    "parse_cluster",
     "parse_memory",
 ]
 

@@ -445,9 +445,12 @@ def local_cluster(
 
 
 @contextmanager
-def cluster_at(address: str, patience: float = PATIENCE) -> Iterator[Executor]:
+def cluster_at(
+    address: str, patience: float = PATIENCE, certificates: Certificates | None = None
+) -> Iterator[Executor]:
     """The cluster of the scheduler at an address."""
-    with Client(address, set_as_default=False) as client:
+    security = certificates.security() if certificates else None
+    with Client(address, set_as_default=False, security=security) as client:
         warn_of_plain_text(client)
         yield DistributedExecutor(client, patience)
 
