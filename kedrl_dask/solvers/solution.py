@@ -48,7 +48,7 @@ class Problem(Protocol):
     """The criterion, as a solver sees it: a function of C, the coefficients for the whitened basis."""
 
     coordinates: Coordinates
-    whitening: Array  # T, with B = TC
+    whitening: Array | None  # T, with B = TC; None where the coefficients are B itself
     products_are_exact: bool  # or in single precision, while gradients are in double
 
     @property
