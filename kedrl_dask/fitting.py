@@ -130,7 +130,7 @@ def run_fit(
     reporter.note("plan", plan=plan.to_dict())
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     with reporter.stage("regression"):
-        sums, continuation = streamed.collect(choices.features)
+        sums, continuation = streamed.collect(choices.features, settings.n_folds)
         require_finite("the sums over transitions", SCALES, sums.gram, sums.reward, sums.continuation)
         ridge_gamma, errors = choose_ridge(settings.ridge_gamma, sums)
         operators = regress(choices.features, choices.basis.landmarks, sums, ridge_gamma)

@@ -66,9 +66,9 @@ class Streamed:
     continuation: Continuation
     facts: Facts
 
-    def collect(self, features: NystromFeatures) -> tuple[RegressionSums, Continuation]:
-        """The sums, and κ; of a ratio that is clipped, both are scaled to its mean."""
-        sums, ratio = RegressionSums.from_blocks(self.paths, features), self.continuation.ratio
+    def collect(self, features: NystromFeatures, n_folds: int) -> tuple[RegressionSums, Continuation]:
+        """The sums by folds, and κ; of a ratio that is clipped, both are scaled to its mean."""
+        sums, ratio = RegressionSums.from_blocks(self.paths, features, n_folds), self.continuation.ratio
         if ratio is None or ratio.clip is None:
             return sums, self.continuation
         ratio, sums = recalibrate(ratio, sums)

@@ -41,9 +41,9 @@ class RegressionSums:
     terminal: Array | None = None
 
     @classmethod
-    def from_blocks(cls, paths: list[Path], features: NystromFeatures) -> RegressionSums:
+    def from_blocks(cls, paths: list[Path], features: NystromFeatures, n_folds: int) -> RegressionSums:
         """Read the stored blocks by folds."""
-        return cls(**read_folds(paths, features))
+        return cls(**read_folds(paths, features, n_folds))
 
     def scalars(self, name: str) -> Array:
         """One of BLOCK_SCALARS, by fold."""
@@ -55,8 +55,8 @@ class RegressionSums:
         return float(self.count.sum())
 
 
-def read_folds(paths: list[Path], features: NystromFeatures) -> dict[str, Array]:
-    """Deal the stored blocks out to folds in turn; one block is in memory at a time.
+def read_folds(paths: list[Path], features: NystromFeatures, n_folds: int = N_FOLDS) -> dict[str, Array]:
+    """Deal the stored blocks out to at most so many folds in turn; one block is in memory at a time.
 
     Sums are with ψ: those that were made with φ are completed.
     """
@@ -64,20 +64,25 @@ def read_folds(paths: list[Path], features: NystromFeatures) -> dict[str, Array]
     for path in paths:
         sums = ArrayStore.open(path, SUMS_KIND)
         for name in sums.names:
-            folds[name] = _fold(sums, name)
+            folds[name] = _fold(sums, name, n_folds)
     for name in {"reward", "terminal", "continuation", "response"} & set(folds):
         folds[name] = features.complete_sums(folds[name])
     return folds
 
 
-def _fold(sums: ArrayStore, name: str) -> Array:
+def _fold(sums: ArrayStore, name: str, most: int) -> Array:
     n_blocks = sums.size("block")
-    n_folds = min(N_FOLDS, n_blocks)
+    n_folds = min(most, n_blocks)
     folds = [sums.read(name, i, i + 1)[0] for i in range(n_folds)]
     for i in range(n_folds, n_blocks):
         block, fold = sums.read(name, i, i + 1)[0], i % n_folds
         folds[fold] = combine_scalars(folds[fold], block) if name == "scalar" else folds[fold] + block
     return np.stack(folds)
+
+
+def _total(folds: Array) -> Array:
+    """Sum over folds; of a single one no copy, as it may be large."""
+    return folds[0] if len(folds) == 1 else folds.sum(axis=0)
 
 
 def recalibrate(ratio: DensityRatio, sums: RegressionSums) -> tuple[DensityRatio, RegressionSums]:
@@ -123,11 +128,11 @@ def regress(
     features: NystromFeatures, basis: Array, sums: RegressionSums, ridge: float
 ) -> ConditionalOperators:
     """The conditional operators of all transitions."""
-    gram = sums.gram.sum(axis=0)
+    gram = _total(sums.gram)
     parts = [sums.continuation, sums.reward, sums.mass[:, :, None]]
     if sums.terminal is not None:
         parts.append(sums.terminal)
-    totals = [part.sum(axis=0) for part in parts]
+    totals = [_total(part) for part in parts]
     solved = solve_ridge(gram, np.hstack(totals), sums.n_transitions, ridge)
     pieces = np.split(solved, np.cumsum([total.shape[1] for total in totals])[:-1], axis=1)
     continuation, reward, mass = (np.ascontiguousarray(piece) for piece in pieces[:3])

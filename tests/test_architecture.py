@@ -97,6 +97,7 @@ def test_dependencies__every_import_is_declared():
         "numpy",
         "pandas",
         "psutil",
+        "pyarrow",
         "rich",
         "scipy",
         "sklearn",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -67,11 +68,18 @@ _EXPECTED = {
 }
 
 
+_READERS: dict[str, Callable[[str], object]] = {
+    "integer": int,
+    "number": float,
+    "time": datetime.fromisoformat,
+}
+
+
 def _is_readable(text: str, column: Column) -> bool:
     if text in (NULL, ""):
         return True
     try:
-        {"integer": int, "number": float, "time": datetime.fromisoformat}[column.kind](text)
+        _READERS[column.kind](text)
     except ValueError:
         return False
     return True

@@ -150,13 +150,16 @@ def _searches(destinations: _Destinations, first: int, rng: np.random.Generator)
         "srch_length_of_stay": stay,
         "srch_room_count": rng.choice(8, n, p=_ROOMS / _ROOMS.sum()) + 1,
         "srch_booking_window": np.floor(rng.lognormal(2.8, 1.3, n)).clip(0, 498).astype(int),
-        "srch_adults_count": rng.choice(9, n, p=[0.22, 0.62, 0.07, 0.06, 0.01, 0.01, 0.005, 0.004, 0.001]) + 1,
+        "srch_adults_count": rng.choice(9, n, p=[0.22, 0.62, 0.07, 0.06, 0.01, 0.01, 0.005, 0.004, 0.001])
+        + 1,
         "srch_children_count": rng.choice(5, n, p=[0.77, 0.11, 0.09, 0.02, 0.01]),
         "srch_saturday_night_bool": (rng.random(n) < 0.5).astype(int),
         "random_bool": (rng.random(n) < 0.3).astype(int),
         "site_id": rng.choice([5, 14, 15, 24, 32, 9, 1], n, p=[0.62, 0.09, 0.06, 0.05, 0.05, 0.07, 0.06]),
         "visitor_location_country_id": np.where(rng.random(n) < 0.58, 219, rng.integers(1, 232, n)),
-        "visitor_hist_starrating": _missing(rng.uniform(1.41, 5.0, n).round(2), "visitor_hist_starrating", rng),
+        "visitor_hist_starrating": _missing(
+            rng.uniform(1.41, 5.0, n).round(2), "visitor_hist_starrating", rng
+        ),
         "visitor_hist_adr_usd": _missing(rng.lognormal(5.0, 0.5, n).round(2), "visitor_hist_adr_usd", rng),
         "orig_destination_distance": _missing(
             rng.lognormal(6.0, 1.5, n).clip(0.01, 11_692).round(2), "orig_destination_distance", rng

@@ -66,8 +66,8 @@ def read_lists(path: str | PathLike[str], advance: Callable[[int], None] | None 
     -----
     The paper's table leaves three things open, and its summary statistics decide two of them. A historical
     price of 0 says that the property was not sold, and counts as missing: with zeros lists would not have a
-    mean of 5.0 and, three in four of them, a standard deviation below 0.3. A review score of 0 says that there
-    are no reviews, and counts as missing too: the smallest score of the paper's lists is 1. Standard
+    mean of 5.0 and, three in four of them, a standard deviation below 0.3. A review score of 0 says that
+    there are no reviews, and counts as missing too: the smallest score of the paper's lists is 1. Standard
     deviations are those of a sample, with n − 1, so that a list of one property has none.
     """
     path = Path(path)
@@ -124,14 +124,14 @@ def _parts(path: Path, batch: pa.RecordBatch, line: int) -> Parts:
         columns[column.name] = values.to_numpy(zero_copy_only=False)
     lines = line + np.arange(batch.num_rows)
     _check_values(path, columns, lines)
-    inventory = np.stack([np.nan_to_num(columns[f"comp{i}_inv"]) for i in COMPETITORS])
+    inventory = np.stack([columns[f"comp{i}_inv"] for i in COMPETITORS])
     review, history = columns["prop_review_score"], columns["prop_log_historical_price"]
     parts = {name: columns[name] for name in ("srch_id", "date_time", *CONSTANT)}
     parts |= {"line": lines, "n_properties": np.ones(batch.num_rows)}
-    parts |= {name: np.nan_to_num(columns[name].astype(np.float64)) for name in ADDED}
+    parts |= {name: np.where(np.isnan(columns[name]), 0.0, columns[name]) for name in ADDED}
     parts["prop_location_score1"] = columns["prop_location_score1"]
     parts["prop_review_score"] = np.where(review > 0, review, np.nan)
-    parts["comp_inv"] = (inventory > 0).any(axis=0).astype(np.float64)
+    parts["comp_inv"] = np.asarray((inventory > 0).any(axis=0), dtype=np.float64)
     for name, values in (
         ("price_usd", columns["price_usd"]),
         ("prop_log_historical_price", np.where(history > 0, history, np.nan)),

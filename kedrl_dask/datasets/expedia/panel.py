@@ -23,7 +23,17 @@ from kedrl_dask.datasets.expedia.columns import (
 )
 from kedrl_dask.transitions import DataWarning, TransitionStore
 
-__all__ = ["PAPER_TEST", "PAPER_TRAINING", "Cleaning", "Encoder", "Split", "clean", "describe", "split", "write"]
+__all__ = [
+    "PAPER_TEST",
+    "PAPER_TRAINING",
+    "Cleaning",
+    "Encoder",
+    "Split",
+    "clean",
+    "describe",
+    "split",
+    "write",
+]
 
 Array = npt.NDArray[Any]
 
@@ -111,8 +121,8 @@ def split(
         training = None
     elif training + test > total:
         raise ValueError(
-            f"there are {total:,} transitions in {len(sizes):,} destinations, fewer than the {training:,} and "
-            f"{test:,} asked for; give fewer, more data, or take all searches"
+            f"there are {total:,} transitions in {len(sizes):,} destinations, fewer than the {training:,} "
+            f"and {test:,} asked for; give fewer, more data, or take all searches"
         )
     n_test = int(np.searchsorted(np.cumsum(sizes.to_numpy()), max(test, 1))) + 1
     for_test, rest = sizes.iloc[:n_test], sizes.iloc[n_test:]
@@ -132,7 +142,9 @@ def _taken(lists: pd.DataFrame, destinations: pd.Series, n_transitions: int) -> 
     excess = int(destinations.sum()) - n_transitions
     found = lists[lists["srch_destination_id"].isin(destinations.index)]
     last = found["srch_destination_id"] == destinations.index[-1]
-    return found[~last | (found["time_idx"] <= int(destinations.iloc[-1]) + 1 - excess)].reset_index(drop=True)
+    return found[~last | (found["time_idx"] <= int(destinations.iloc[-1]) + 1 - excess)].reset_index(
+        drop=True
+    )
 
 
 @dataclass(frozen=True)

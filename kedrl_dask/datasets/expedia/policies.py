@@ -75,7 +75,9 @@ class ClippedGaussian(Gaussian):
             actions, weights = super().draws(state, n_draws)
             return self._clipped(actions), weights
         if rng is None:
-            raise ValueError(f"{self._name}.draws: actions are random, pass rng=numpy.random.default_rng(seed)")
+            raise ValueError(
+                f"{self._name}.draws: actions are random, pass rng=numpy.random.default_rng(seed)"
+            )
         return np.stack([self.sample(state, rng) for _ in range(n_draws)]), np.full(n_draws, 1.0 / n_draws)
 
     def sample(self, state: Array, rng: np.random.Generator) -> Array:
@@ -90,7 +92,12 @@ class ClippedGaussian(Gaussian):
         return np.clip(actions, self.low, self.high).astype(actions.dtype, copy=False)
 
     def _parameters(self) -> dict[str, Any]:
-        return {**super()._parameters(), "low": self.low, "high": self.high, "random": np.asarray(self.random)}
+        return {
+            **super()._parameters(),
+            "low": self.low,
+            "high": self.high,
+            "random": np.asarray(self.random),
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuild through the constructor."""
@@ -98,7 +105,8 @@ class ClippedGaussian(Gaussian):
 
     def drawn(self) -> ClippedGaussian:
         """The same policy with random draws."""
-        return ClippedGaussian(*list(self._parameters().values())[:-1], random=True)
+        box = self.low, self.high
+        return ClippedGaussian(self.weights, self.bias, self.scale, self.scale_weights, *box, random=True)
 
 
 def reward_weighted_policy(
@@ -126,7 +134,9 @@ def reward_weighted_policy(
     check_number("reward_weighted_policy: ridge", ridge, "a number ≥ 0")
     total = float(reward.sum())
     if not ((reward >= 0).all() and total > 0):
-        raise ValueError("reward_weighted_policy: rewards must be ≥ 0 and not all 0: no list would weigh anything")
+        raise ValueError(
+            "reward_weighted_policy: rewards must be ≥ 0 and not all 0: no list would weigh anything"
+        )
     used = reward > 0
     fitted = [_fit(state[used], a, reward[used] / total, ridge) for a in action[used].T]
     weights, bias, scale_weights, log_scale = (np.stack(part, axis=-1) for part in zip(*fitted, strict=True))

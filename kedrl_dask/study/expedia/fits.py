@@ -80,6 +80,9 @@ def _numbers(model: KEDRL, prepared: Prepared, name: str) -> dict[str, Any]:
         "ridge_gamma": model.ridge_gamma_,
         "ridge_b": model.ridge_b_,
         "findings": [item.to_dict() for item in found],
-        **{key: facts[key] for key in ("ratio", "solver", "sizes", "seconds", "nystrom_residual", "separation")},
+        **{
+            key: facts[key]
+            for key in ("ratio", "solver", "sizes", "seconds", "nystrom_residual", "separation")
+        },
         "grid_coverage": facts["grid"],
     }

@@ -118,12 +118,15 @@ def prepare(output: Path, request: Request, reporter: Reporter) -> Prepared:
         logged = training.transitions()
         state, action = np.hsplit(logged.inputs, [training.state_dim])
         policies = {
-            name: expedia.reward_weighted_policy(state, action, logged.reward[:, REWARD.index(reward)], encoder)
+            name: expedia.reward_weighted_policy(
+                state, action, logged.reward[:, REWARD.index(reward)], encoder
+            )
             for name, reward in POLICIES.items()
         }
         selected = np.array(panel["selected"]["encoded"])
         actions = {
-            name: expedia.greedy_action(policy, selected[None], encoder)[0] for name, policy in policies.items()
+            name: expedia.greedy_action(policy, selected[None], encoder)[0]
+            for name, policy in policies.items()
         }
         held_out = np.hsplit(test.transitions().inputs, [test.state_dim])
     return Prepared(training, test, encoder, panel, policies, selected, actions, (held_out[0], held_out[1]))

@@ -12,6 +12,7 @@ from kedrl_dask.datasets.expedia import Encoder
 from kedrl_dask.kernels import Matern
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.recovery import RecoverySettings
+from kedrl_dask.solvers import PCG
 
 __all__ = [
     "DISCOUNT",
@@ -104,6 +105,7 @@ def parameters(profile: Profile, sizes: Sizes, conditioning: Array, seed: int) -
         "n_draws": 3,
         # λ_Γ is given, so that blocks serve nothing, and each has sums of L × landmarks.
         "n_blocks": 2,
+        "solver": PCG(tolerance=1e-6),
     }
 
 
