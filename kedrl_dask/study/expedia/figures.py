@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from kedrl_dask.datasets.expedia import greedy_action
 from kedrl_dask.datasets.expedia.columns import ACTION
@@ -67,9 +68,11 @@ def embeddings_and_marginals(
     contours = figure.add_axes((0.07, 0.56, 0.40, 0.36))
     surface: Any = figure.add_axes((0.52, 0.51, 0.44, 0.45), projection="3d")
     density, masses = figure.add_axes((0.07, 0.11, 0.40, 0.34)), figure.add_axes((0.56, 0.11, 0.40, 0.34))
-    for name, record in records.items():
-        x, y, values = _mesh(record, which, prepared)
-        lines = contours.contour(x, y, values, levels=8, colors=COLOURS[name], linewidths=1.1)
+    meshes = {name: _mesh(record, which, prepared) for name, record in records.items()}
+    both = np.stack([values for _, _, values in meshes.values()])
+    levels = MaxNLocator(8).tick_values(both.min(), both.max())
+    for name, (x, y, values) in meshes.items():
+        lines = contours.contour(x, y, values, levels=levels, colors=COLOURS[name], linewidths=1.1)
         contours.clabel(lines, fontsize=7, fmt="%.2f")
         surface.plot_surface(x, y, values, color=COLOURS[name], alpha=0.45, linewidth=0)
     contours.set(xlabel="revenue return", ylabel="click return", title="Mean embedding: contours")

@@ -19,6 +19,14 @@ SYNTHETIC = "Simulated searches: nothing here is about hotels, and the paper's f
 PROFILE_NAMES = {"paper": "the paper's ratio", "sampled": "sampled actions"}
 RECOVERY_NAMES = {"paper": "the paper's recovery", "automatic": "automatic recovery"}
 
+RECOVERY_NOTES = {
+    "paper": "h_R = 70, λ₂ = 0.01, clicks projected on observed counts, on the paper's raw scale m + s·z, "
+    "which lacks γm/(1 − γ) of a return. The criterion is minimised, with a certificate, where the paper "
+    "takes 20,000 steps of Adam.",
+    "automatic": "Automatic ridge and bandwidths, nothing projected, on the scale of discounted returns: "
+    "means are higher than on the paper's by γm/(1 − γ), and not for better policies.",
+}
+
 
 class Rows(NamedTuple):
     """A table in words."""
@@ -46,9 +54,9 @@ def _data(summary: dict[str, Any]) -> Rows:
     rows = []
     for name, found in summary["data"]["statistics"].items():
         paper = PAPER_STATISTICS[name]
-        numbers = (found[key] for key in ("mean", "sd", "min", "median", "max"))
-        rows.append((name, *(f"{number:.3f}" for number in numbers), f"{paper.mean:.3f}", f"{paper.sd:.3f}"))
-    heads = ("", "mean", "SD", "min", "median", "max", "paper's mean", "paper's SD")
+        numbers = (found[key] for key in ("mean", "sd", "min", "max"))
+        rows.append((name, *(f"{number:.3f}" for number in (*numbers, paper.mean, paper.sd))))
+    heads = ("", "mean", "SD", "min", "max", "paper's mean", "SD")
     return Rows("Training lists, raw scale (tab:expedia_data_desc)", heads, rows, "")
 
 
@@ -56,14 +64,14 @@ def _actions(summary: dict[str, Any]) -> Rows:
     found, rows = summary["actions"], []
     for i, name in enumerate(ACTION):
         own = (found["mean"][key][i] for key in ("logged", "rev", "clk"))
-        rows.append((name, *(f"{v:.4f}" for v in own), *(f"{v:.4f}" for v in PAPER["actions"][name])))
+        rows.append((name, *(f"{value:.2f}" for value in (*own, *PAPER["actions"][name]))))
+    distance = found["distance"]
+    correlations = ", ".join("none" if v is None else f"{v:.4f}" for v in found["correlation"])
     note = (
         "Means over the test split of greedy actions, clipped to the training ranges, promotions rounded. "
-        f"Normalised distance of the two rules: mean {found['distance']['mean']:.4f}, median "
-        f"{found['distance']['median']:.4f} (paper: {PAPER['distance']['mean']}, "
-        f"{PAPER['distance']['median']}); correlations "
-        + ", ".join("none" if v is None else f"{v:.4f}" for v in found["correlation"])
-        + f" ({', '.join(f'{v:.4f}' for v in PAPER['correlation'])})."
+        f"Normalised distance of the two rules: mean {distance['mean']:.4f}, median {distance['median']:.4f} "
+        f"(paper: {PAPER['distance']['mean']}, {PAPER['distance']['median']}); correlations {correlations} "
+        f"({', '.join(f'{v:.4f}' for v in PAPER['correlation'])})."
     )
     heads = ("action", "logged", "rev", "clk", "paper: logged", "rev", "clk")
     return Rows("Greedy actions (tab:expedia_policy_action_summary)", heads, rows, note)
@@ -118,29 +126,20 @@ def _ess(ratio: dict[str, float]) -> str:
 
 def _marginals(summary: dict[str, Any]) -> Iterator[Rows]:
     for which in RECOVERIES:
-        heads, columns = [""], []
         for profile, by_recovery in summary["marginals"].items():
-            own = by_recovery[which]
-            heads += [f"{PROFILE_NAMES[profile]}: rev", "clk", "clk − rev"]
-            columns.append(own)
-        rows = []
-        for key, name in MARGINALS.items():
-            row = [name]
-            for own in columns:
-                row += _contrast(key, own["rev"][key], own["clk"][key])
-            rows.append((*row, *(_contrast(key, *PAPER["marginals"][key]) if which == "paper" else ())))
-        heads += ["the paper: rev", "clk", "clk − rev"] if which == "paper" else []
-        note = {
-            "paper": "h_R = 70, λ₂ = 0.01, clicks projected on observed counts, on the paper's raw scale "
-            "m + s·z, which lacks γm/(1 − γ) of a return. The criterion is minimised, with a certificate, "
-            "where the paper takes 20,000 steps of Adam.",
-            "automatic": "Automatic ridge and bandwidths, nothing projected, on the scale of discounted "
-            "returns: means are higher than above by γm/(1 − γ), and not for better policies.",
-        }[which]
-        title = f"Recovered marginals, {RECOVERY_NAMES[which]} (tab:expedia_recovered_marginals)"
-        yield Rows(
-            title, tuple(heads), rows, f"{note} Proxies at each policy's own greedy action: no policy values."
-        )
+            own, rows = by_recovery[which], []
+            for key, name in MARGINALS.items():
+                row = (name, *_contrast(key, own["rev"][key], own["clk"][key]))
+                rows.append((*row, *(_contrast(key, *PAPER["marginals"][key]) if which == "paper" else ())))
+            heads = ("", "rev", "clk", "clk − rev")
+            heads += ("the paper: rev", "clk", "clk − rev") if which == "paper" else ()
+            title = f"{PROFILE_NAMES[profile]}, {RECOVERY_NAMES[which]} (tab:expedia_recovered_marginals)"
+            distance = ", ".join(f"{own[name]['relative_residual']:.0%} ({name})" for name in own)
+            note = (
+                f"{RECOVERY_NOTES[which]} Distance of the proxies from the embeddings, of their norms: "
+                f"{distance}. At each policy's own greedy action: no policy values."
+            )
+            yield Rows(f"Recovered marginals: {title}", heads, rows, note)
 
 
 def _contrast(key: str, rev: float, clk: float) -> list[str]:
@@ -149,56 +148,52 @@ def _contrast(key: str, rev: float, clk: float) -> list[str]:
 
 
 def _optimisation(summary: dict[str, Any]) -> Iterator[Rows]:
+    for profile, by_policy in summary["fits"].items():
+        for name, of in by_policy.items():
+            if "adamw" in of:
+                yield _against_adamw(f"{PROFILE_NAMES[profile]}, {name}", of)
+
+
+def _against_adamw(fit: str, of: dict[str, Any]) -> Rows:
+    adamw, solver, seconds = of["adamw"], of["solver"], of["seconds"]["solver"]
     rows = [
-        (
-            f"{PROFILE_NAMES[profile]}, {name}",
-            f"{of['adamw']['minimum']:.4g}",
-            f"{of['seconds']['solver']:.0f} s, {of['solver']['products']} products",
-            f"{of['adamw']['objective']:.4g}",
-            f"{of['adamw']['seconds']:.0f} s, {of['adamw']['steps']:,} steps",
-            f"{of['adamw']['start']:.4g}",
-        )
-        for profile, by_policy in summary["fits"].items()
-        for name, of in by_policy.items()
-        if "adamw" in of
+        ("the minimiser", f"{adamw['minimum']:.4g}", f"{seconds:.0f}", f"{solver['products']}"),
+        ("AdamW", f"{adamw['objective']:.4g}", f"{adamw['seconds']:.0f}", f"{adamw['steps']:,}"),
+        ("AdamW's start", f"{adamw['start']:.4g}", "0", "0"),
     ]
-    if rows:
-        yield Rows(
-            "The criterion: exact minimiser against AdamW for as long",
-            ("", "minimum", "in", "AdamW's best", "in", "its start"),
-            rows,
-            "AdamW has the paper's learning rate of 5e-5, batches of 256 points and no weight decay; the "
-            "paper gave it 40,000 steps on a GPU node. Its objective is evaluated every 200 steps.",
-        )
+    return Rows(
+        f"The criterion against AdamW for as long: {fit}",
+        ("", "criterion", "seconds", "products or steps"),
+        rows,
+        f"Relative gradient of the minimiser: {solver['certificate']:.1e}. AdamW has the paper's learning "
+        "rate of 5e-5, batches of 256 points and no weight decay; the paper gave it 40,000 steps on a GPU node.",
+    )
 
 
 def _seconds(summary: dict[str, Any]) -> Rows:
-    stages = list(dict.fromkeys(stage for of in _records(summary) for stage in of["seconds"]))
-    rows = [
-        (stage, *(f"{of['seconds'].get(stage, 0.0):.1f}" for of in _records(summary))) for stage in stages
-    ]
-    rows.append(("total", *(f"{sum(of['seconds'].values()):.1f}" for of in _records(summary))))
-    names = (f"{PROFILE_NAMES[p]}, {name}" for p, own in summary["fits"].items() for name in own)
-    return Rows(
-        "Seconds of the fits", ("", *names), rows, "A later fit finds what an earlier one has computed."
-    )
+    records = [of for by_policy in summary["fits"].values() for of in by_policy.values()]
+    stages = list(dict.fromkeys(stage for of in records for stage in of["seconds"]))
+    rows = [(stage, *(f"{of['seconds'].get(stage, 0.0):.1f}" for of in records)) for stage in stages]
+    rows.append(("total", *(f"{sum(of['seconds'].values()):.1f}" for of in records)))
+    names = (f"{profile}, {name}" for profile, own in summary["fits"].items() for name in own)
+    note = "A later fit finds what an earlier one has computed."
+    return Rows("Seconds of the fits", ("", *names), rows, note)
 
 
 def _fits(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return [summary["fits"][profile] for profile in PROFILES if profile in summary["fits"]]
 
 
-def _records(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    return [of for by_policy in summary["fits"].values() for of in by_policy.values()]
-
-
 def render(summary: dict[str, Any], console: Console) -> None:
     """Print all tables, and what speaks against them."""
+    is_simulated = summary["data"]["is_simulated"]
+    if is_simulated:
+        console.print(f"{SYNTHETIC}\n")
     for rows in tables(summary):
-        note = " ".join(filter(None, [rows.note, SYNTHETIC if summary["data"]["is_simulated"] else ""]))
         table = Table(
-            title=rows.title, title_justify="left", caption=note, caption_justify="left", box=SIMPLE_HEAD,
-            pad_edge=False, show_edge=False, padding=(0, 1),
+            title=f"{rows.title}{'; simulated searches' * is_simulated}", title_justify="left",
+            caption=rows.note, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_edge=False,
+            padding=(0, 1),
         )  # fmt: skip
         table.add_column(rows.heads[0], no_wrap=True)
         for head in rows.heads[1:]:
@@ -208,11 +203,9 @@ def render(summary: dict[str, Any], console: Console) -> None:
         console.print(table)
         console.print()
     for profile, found in summary["findings"].items():
-        console.print(
-            f"Against the fits with {PROFILE_NAMES[profile]}: {'' if found else 'nothing was found.'}"
-        )
+        words = "" if found else " nothing was found."
+        console.print(f"Against the fits with {PROFILE_NAMES[profile]}:{words}", highlight=False)
         for item in found:
             verdict = "kedrl refuses answers, " if item["severity"] == "refuse" else ""
-            console.print(
-                f"- {item['subject']}: {verdict}{item['code']}: {item['sentence']}", highlight=False
-            )
+            line = f"- {item['subject']}: {verdict}{item['code']}: {item['sentence']}"
+            console.print(line, highlight=False)
