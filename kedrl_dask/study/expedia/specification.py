@@ -105,7 +105,7 @@ def parameters(profile: Profile, sizes: Sizes, conditioning: Array, seed: int) -
         "n_draws": 3,
         # λ_Γ is given, so that blocks serve nothing, and each has sums of L × landmarks.
         "n_blocks": 2,
-        "solver": PCG(tolerance=1e-6),
+        "solver": PCG(tolerance=1e-5),
     }
 
 

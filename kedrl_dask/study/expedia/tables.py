@@ -166,7 +166,8 @@ def _against_adamw(fit: str, of: dict[str, Any]) -> Rows:
         ("", "criterion", "seconds", "products or steps"),
         rows,
         f"Relative gradient of the minimiser: {solver['certificate']:.1e}. AdamW has the paper's learning "
-        "rate of 5e-5, batches of 256 points and no weight decay; the paper gave it 40,000 steps on a GPU node.",
+        "rate of 5e-5, batches of 256 points and no weight decay; the paper gave it 40,000 steps on a GPU "
+        "node.",
     )
 
 
