@@ -131,7 +131,7 @@ def _marginals(summary: dict[str, Any]) -> Iterator[Rows]:
             for key, name in MARGINALS.items():
                 row = (name, *_contrast(key, own["rev"][key], own["clk"][key]))
                 rows.append((*row, *(_contrast(key, *PAPER["marginals"][key]) if which == "paper" else ())))
-            heads = ("", "rev", "clk", "clk − rev")
+            heads: tuple[str, ...] = ("", "rev", "clk", "clk − rev")
             heads += ("the paper: rev", "clk", "clk − rev") if which == "paper" else ()
             title = f"{PROFILE_NAMES[profile]}, {RECOVERY_NAMES[which]} (tab:expedia_recovered_marginals)"
             distance = ", ".join(f"{own[name]['relative_residual']:.0%} ({name})" for name in own)
