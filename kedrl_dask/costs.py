@@ -114,6 +114,7 @@ class Sizes:
     has_terminal: bool
     itemsize: int  # of the products
     exact: bool = False  # H and G from the return kernel itself
+    n_folds: int = N_FOLDS  # of the sums; one where λ_Γ is given
 
     @property
     def waves(self) -> int:
@@ -246,11 +247,15 @@ def streaming(crew: Crew) -> Stage:
 
 
 def regression(crew: Crew) -> Stage:
-    """Cross-validation over five folds of sums, by the driver."""
+    """Cross-validation over five folds of sums, or the solution alone where λ_Γ is given, by the driver."""
     s, r = crew.sizes, crew.sizes.n_landmarks
-    flop = N_FOLDS * (10.0 * r**3 + 4 * r * r * (s.n_basis + s.waves)) + 2.0 * r * r * (s.n_basis + s.waves)
-    # The folds, completed, scaled, side by side and merged again.
-    memory = DOUBLE * (5 * N_FOLDS * s.sums + 2 * s.sums + 6 * r * r)
+    flop, responses = 2.0 * r * r * (s.n_basis + s.waves), r * (s.n_basis + s.waves)
+    # The sums, with responses completed, side by side, solved and divided again.
+    memory = DOUBLE * (2 * s.sums + 4 * responses + r * r)
+    if s.n_folds > 1:
+        flop += s.n_folds * (10.0 * r**3 + 4 * r * r * (s.n_basis + s.waves))
+        # The folds, completed, scaled, side by side and merged again.
+        memory = DOUBLE * (5 * s.n_folds * s.sums + 2 * s.sums + 6 * r * r)
     own = process_memory(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
     seconds = 2 * flop / crew.machine.exact_gemm + DOUBLE * s.n_blocks * s.sums / 5e8
     return Stage("regression", 1, flop, 0, seconds, own, 0)
@@ -259,7 +264,7 @@ def regression(crew: Crew) -> Stage:
 def regression_memory(crew: Crew) -> int:
     """Coefficients of the regression, twice; its sums, where the driver is the worker; for exact sums, Γ."""
     s = crew.sizes
-    kept = N_FOLDS * s.sums if crew.n_workers == 1 else 0
+    kept = s.n_folds * s.sums if crew.n_workers == 1 else 0
     if s.exact:
         kept += s.n_transitions * (2 * s.n_landmarks + 4 * (s.state_dim + s.action_dim + s.reward_dim))
     return DOUBLE * (2 * s.n_landmarks * (s.n_basis + s.waves + 1) + kept)

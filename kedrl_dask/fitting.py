@@ -134,7 +134,7 @@ def run_fit(
     reporter.note("plan", plan=plan.to_dict())
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     with reporter.stage("regression"):
-        sums, continuation = streamed.collect(choices.features)
+        sums, continuation = streamed.collect(choices.features, settings.n_folds)
         require_finite("the sums over transitions", SCALES, sums.gram, sums.reward, sums.continuation)
         ridges, tried = choose_ridges(settings.ridge_gamma, sums, choices.trend is not None)
         operators = regress(choices, sums, ridges)

@@ -89,4 +89,5 @@ def _sizes(settings: Settings, store: TransitionStore) -> Sizes:
         has_terminal=store.n_terminal > 0,
         itemsize=settings.dtype.itemsize,
         exact=settings.operators == "exact",
+        n_folds=settings.n_folds,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.checks import MOST_SEED, as_numbers, check_count, check_number, check_word, is_word, shown
+from kedrl_dask.costs import N_FOLDS
 from kedrl_dask.division import even_ranges
 from kedrl_dask.encoding import Encoding
 from kedrl_dask.kernels import Matern
@@ -288,6 +289,11 @@ class Settings:
             return even_ranges(n_points, min(wanted, exact_rows(self.grid_size)))
         n_chunks = CHUNK_MULTIPLE * -(-n_points // (CHUNK_MULTIPLE * CHUNK_POINTS))
         return even_ranges(n_points, -(-n_points // n_chunks))
+
+    @property
+    def n_folds(self) -> int:
+        """Folds by which sums are kept in memory: those of the cross-validation, if λ_Γ is chosen by one."""
+        return N_FOLDS if isinstance(self.ridge_gamma, str) else 1
 
     @property
     def forms(self) -> tuple[Form, ...]:

@@ -69,9 +69,10 @@ class Streamed:
     continuation: Continuation
     facts: Facts
 
-    def collect(self, features: NystromFeatures) -> tuple[RegressionSums, Continuation]:
-        """The sums, and κ; of a ratio that is clipped, both are scaled to its mean."""
-        sums, ratio = RegressionSums.from_blocks(self.blocks, features), self.continuation.ratio
+    def collect(self, features: NystromFeatures, n_folds: int) -> tuple[RegressionSums, Continuation]:
+        """The sums by folds, and κ; of a ratio that is clipped, both are scaled to its mean."""
+        sums = RegressionSums.from_blocks(self.blocks, features, n_folds)
+        ratio = self.continuation.ratio
         if ratio is None or ratio.clip is None:
             return sums, self.continuation
         ratio, sums = recalibrate(ratio, sums)

@@ -99,9 +99,11 @@ class RegressionSums:
     terminal: Array | None = None
 
     @classmethod
-    def from_blocks(cls, blocks: Sequence[StoredBlocks], features: NystromFeatures) -> RegressionSums:
+    def from_blocks(
+        cls, blocks: Sequence[StoredBlocks], features: NystromFeatures, n_folds: int
+    ) -> RegressionSums:
         """Read the stored blocks by folds."""
-        return cls(**read_folds(blocks, features))
+        return cls(**read_folds(blocks, features, n_folds))
 
     def scalars(self, name: str) -> Array:
         """One of BLOCK_SCALARS, by fold."""
@@ -123,24 +125,31 @@ class RegressionSums:
         return self.reward - self.mass[:, :, None] * self.reward_mean
 
 
-def read_folds(blocks: Sequence[StoredBlocks], features: NystromFeatures) -> dict[str, Array]:
-    """Deal the stored blocks out to folds in turn; one block is in memory at a time.
+def read_folds(
+    blocks: Sequence[StoredBlocks], features: NystromFeatures, n_folds: int = N_FOLDS
+) -> dict[str, Array]:
+    """Deal the stored blocks out to at most so many folds in turn; one block is in memory at a time.
 
     Sums are with ψ: those that were made with φ are completed.
     """
-    folds = {name: _fold(of_kind, name) for of_kind in blocks for name in of_kind.names}
+    folds = {name: _fold(of_kind, name, n_folds) for of_kind in blocks for name in of_kind.names}
     for name in {"reward", "terminal", "continuation", "response"} & set(folds):
         folds[name] = features.complete_sums(folds[name])
     return folds
 
 
-def _fold(blocks: StoredBlocks, name: str) -> Array:
-    n_folds = min(N_FOLDS, len(blocks))
+def _fold(blocks: StoredBlocks, name: str, most: int) -> Array:
+    n_folds = min(most, len(blocks))
     folds = [blocks.read(name, i) for i in range(n_folds)]
     for i in range(n_folds, len(blocks)):
         block, fold = blocks.read(name, i), i % n_folds
         folds[fold] = combine_scalars(folds[fold], block) if name == "scalar" else folds[fold] + block
     return np.stack(folds)
+
+
+def _total(folds: Array) -> Array:
+    """Sum over folds; of a single one no copy, as it may be large."""
+    return folds[0] if len(folds) == 1 else folds.sum(axis=0)
 
 
 def recalibrate(ratio: DensityRatio, sums: RegressionSums) -> tuple[DensityRatio, RegressionSums]:
@@ -217,7 +226,7 @@ def _scale(total: Array, square: Array, n_transitions: float) -> float:
 
 def regress(choices: Choices, sums: RegressionSums, ridges: Ridges) -> ConditionalOperators:
     """The conditional operators of all transitions."""
-    gram, n = sums.gram.sum(axis=0), sums.n_transitions
+    gram, n = _total(sums.gram), sums.n_transitions
     parts = {"continuation": sums.continuation, "reward": sums.reward, "mass": sums.mass[:, :, None]}
     if sums.terminal is not None:
         parts["terminal"] = sums.terminal
@@ -241,7 +250,7 @@ def regress(choices: Choices, sums: RegressionSums, ridges: Ridges) -> Condition
 
 def _solve(gram: Array, parts: dict[str, Array], n_transitions: float, ridge: float) -> dict[str, Array]:
     """Regression coefficients of several responses with one ridge."""
-    totals = [part.sum(axis=0) for part in parts.values()]
+    totals = [_total(part) for part in parts.values()]
     solved = solve_ridge(gram, np.hstack(totals), n_transitions, ridge)
     pieces = np.split(solved, np.cumsum([total.shape[1] for total in totals])[:-1], axis=1)
     return {name: np.ascontiguousarray(piece) for name, piece in zip(parts, pieces, strict=True)}

@@ -63,6 +63,28 @@ def test_plan__ratio_has_a_stage_of_its_own():
     assert "density ratio" not in [s.name for s in plan().stages]
 
 
+def test_plan__given_ridge__takes_no_folds_of_the_sums():
+    """The Expedia sizes: five folds of the sums would be 20 GiB, of which no cross-validation has any use."""
+    sizes = {
+        "n_landmarks": 6_000,
+        "n_basis": 6_000,
+        "n_atoms": 300,
+        "n_transitions": 10_000,
+        "n_rows": 10_500,
+    }
+    sizes |= {
+        "n_conditioning": 10_000,
+        "chunk_points": 1_250,
+        "n_blocks": 2,
+        "state_dim": 28,
+        "action_dim": 3,
+    }
+    chosen, given = (plan(n_workers=1, n_threads=2, n_folds=n, **sizes) for n in (5, 1))
+    assert stage(chosen, "regression").memory > 20 * GIB
+    assert given.memory < 8 * GIB
+    assert stage(given, "regression").flop < stage(chosen, "regression").flop
+
+
 def test_residency__resident_while_it_fits():
     assert plan().residency == "resident"
     many = {"n_conditioning": 5_000_000}

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from kedrl_dask.cli import expedia
 from kedrl_dask.cli.common import (
     EXIT_CODES,
     JSON,
@@ -163,26 +164,43 @@ def add(verbs: Verbs) -> None:
         "the error against sizes and the number of transitions, one of them at a time",
         SENSITIVITY,
     )
+    _add_expedia(kinds)
 
 
 def _without_kind(parser: argparse.ArgumentParser) -> int:
-    parser.error("name a study: simulation, coverage, sensitivity")
+    parser.error("name a study: simulation, coverage, sensitivity, expedia")
 
 
 def _add_kind(
     kinds: Verbs, name: str, run: Any, summary: str, options: dict[str, dict[str, Any]]
 ) -> argparse.ArgumentParser:
-    parser = kinds.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=NOTE + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = _parser(kinds, name, summary, NOTE)
     parser.set_defaults(run=run, interrupted="finished cells are kept; the same command goes on from them")
     for option, settings in (SHARED | options).items():
         parser.add_argument(option, **settings)
     return parser
+
+
+def _parser(kinds: Verbs, name: str, summary: str, note: str) -> argparse.ArgumentParser:
+    return kinds.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=note + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_expedia(kinds: Verbs) -> None:
+    """The application, which has no cells: its options are its own."""
+    parser = _parser(kinds, "expedia", expedia.SUMMARY, expedia.NOTE)
+    left = "finished fits are kept; the same command goes on from them"
+    parser.set_defaults(run=expedia.run, interrupted=left)
+    source = parser.add_mutually_exclusive_group()
+    for option, settings in expedia.SOURCES.items():
+        source.add_argument(option, **settings)
+    for option, settings in expedia.OPTIONS.items():
+        parser.add_argument(option, **settings)
 
 
 def _workers(options: argparse.Namespace) -> int:

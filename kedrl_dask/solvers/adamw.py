@@ -96,7 +96,7 @@ class AdamW:
         if start is None:
             first = self.initial_scale * rng.standard_normal(problem.shape)
         else:
-            first = problem.whitening @ start
+            first = start if problem.whitening is None else problem.whitening @ start
         value, _ = problem.value_and_gradient(_whitened(problem, first))
         zeros = np.zeros(problem.shape)
         return _State(
@@ -112,7 +112,8 @@ class AdamW:
             rng = deepcopy(rng)
             order = rng.permutation(problem.n_points)
         gradient = problem.batch_gradient(order[: self.batch_size], _whitened(problem, state.coefficients))
-        gradient = solve_triangular(problem.whitening, gradient, trans="T")
+        if problem.whitening is not None:
+            gradient = solve_triangular(problem.whitening, gradient, trans="T")
         norm = float(np.linalg.norm(gradient))
         if norm > self.gradient_clip:
             gradient = gradient * (self.gradient_clip / norm)
@@ -175,4 +176,6 @@ class AdamW:
 
 def _whitened(problem: Problem, coefficients: Array) -> Array:
     """C of B: the method takes its steps in B, as the paper does; AdamW depends on the coordinates."""
+    if problem.whitening is None:
+        return coefficients
     return solve_triangular(problem.whitening, coefficients)

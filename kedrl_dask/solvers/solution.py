@@ -48,8 +48,11 @@ class Problem(Protocol):
     """The criterion, as a solver sees it: a function of C, the coefficients for the whitened basis."""
 
     coordinates: Coordinates
-    whitening: Array  # T, with B = TC
     products_are_exact: bool  # or in single precision, while gradients are in double
+
+    @property
+    def whitening(self) -> Array | None:
+        """T, with B = TC; None where the coefficients are B itself."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from kedrl_dask.foreign import check_parent
 from kedrl_dask.progress import Reporter
 from kedrl_dask.store import remove
 
-__all__ = ["Cell", "Records", "run_cells"]
+__all__ = ["Cell", "Records", "claim", "run_cells"]
 
 KIND = "kedrl study"
 #: What says that a directory is a study's.
@@ -110,7 +110,7 @@ def run_cells(
     reporter : Reporter, optional
     """
     reporter = reporter or Reporter()
-    _claim(output, study)
+    claim(output, study)
     (output / CELLS).mkdir(exist_ok=True)
     missing = [cell for cell in cells if not _record_path(output, cell).exists()]
     failed: dict[str, str] = {}
@@ -129,7 +129,7 @@ def run_cells(
     return Records(done, failed, len(missing) - len(failed))
 
 
-def _claim(output: Path, study: str) -> None:
+def claim(output: Path, study: str) -> None:
     """Make the directory this study's, unless it is anything else."""
     mark = output / MARK
     remedy = "choose another directory with --output"
