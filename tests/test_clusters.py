@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -334,3 +335,56 @@ def test_queue__jobs_that_are_there(kind, programs):
 def test_queue__no_jobs_is_no_failure(programs):
     programs("bjobs", "No unfinished job found", code=255)
     assert QUEUES["lsf"].states() == {}
+
+
+def test_verb__shows_jobs_script_and_queue(tmp_path, programs, capsys):
+    table = (
+        '[cluster]\nkind = "slurm"\ncores = 4\nmemory = "16 GiB"\nminimum = 1\nmaximum = 8\ninterface = "lo"'
+    )
+    config = write_config(tmp_path, table)
+    programs("sbatch", "")
+    programs("squeue", "12 PENDING Resources")
+    assert main(["cluster", str(config), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["minimum"], found["maximum"], found["workers_per_job"]) == (1, 8, 4)
+    assert found["memory_per_worker"] == 4 * 2**30
+    assert found["scheduler"] == "127.0.0.1"
+    assert found["queue"] == {"12": "PENDING Resources"}
+    assert found["commands"]["sbatch"] == str(tmp_path / "sbatch")
+    assert "#SBATCH --cpus-per-task=4" in found["script"].splitlines()
+    assert main(["cluster", str(config), "--cluster", "slurm=3"]) == 0
+    text = capsys.readouterr().out
+    assert "memory per worker  4.00 GiB\n" in text
+    assert "jobs               3\n" in text
+    assert "12: PENDING Resources\n" in text
+    assert text.rstrip().endswith("--interface lo")
+
+
+def test_verb__without_the_batch_system(tmp_path, monkeypatch, capsys):
+    """What is missing is said; the script can be looked at all the same."""
+    config = write_config(tmp_path, '[cluster]\nkind = "pbs"\ncores = 1\nmemory = "1 GiB"\ninterface = "lo"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["cluster", str(config)]) == 0
+    text = capsys.readouterr().out
+    assert "commands           qsub: not found, qstat: not found\n" in text
+    assert "#PBS -l select=1:ncpus=1:mem=1024MB" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], {"kind": "threads"}),
+        (["--cluster", "threads=3"], {"kind": "threads", "threads": 3}),
+        (["--cluster", "local=2"], {"kind": "local", "workers": 2, "tls": "none, as it is on loopback"}),
+    ],
+)
+def test_verb__of_this_machine(arguments, expected, capsys):
+    assert main(["cluster", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).items() >= expected.items()
+
+
+def test_verb__what_is_missing_is_bad_input(capsys):
+    assert main(["cluster", "--cluster", "kubernetes"]) == 2
+    assert "needs the manifest of a DaskCluster" in capsys.readouterr().err
+    assert main(["cluster", "--cluster", "slurm"]) == 2
+    assert "a slurm cluster needs the cores of a job" in capsys.readouterr().err
