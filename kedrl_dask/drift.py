@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Change:
         """One line."""
         return (
             f"{self.subject}: {self.what} shifted by {self.shift:+.2f} standard deviations "
-            f"(alert above {self.threshold:g})"
+            f"(alert above {self.threshold:.2g})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +114,8 @@ def compare_results(
     last, now : xarray.Dataset
         As :func:`kedrl_dask.compare` has them.
     data : pair of dicts, or None
-        Number of ``rows`` and mean and standard deviation of ``columns`` then and now, if rows were appended.
+        Numbers of ``rows`` and ``episodes``, and mean and standard deviation of ``columns``, then and now, if
+        rows were appended.
     thresholds : Thresholds
     """
     changes = [] if data is None else list(_data_changes(*data, thresholds.data))
@@ -168,6 +170,8 @@ def _in_deviations(difference: xr.DataArray, deviation: xr.DataArray) -> xr.Data
 def _data_changes(last: Mapping[str, Any], now: Mapping[str, Any], threshold: float) -> Iterator[Change]:
     """The largest shift of a column's mean among the appended rows, for state, action and reward."""
     n, m = last["rows"], now["rows"]
+    # The mean of independent episodes has at most this share of a row's deviation; two are let pass.
+    threshold += 2 / sqrt(max(1, now["episodes"] - last["episodes"]))
     for name, before in last["columns"].items():
         mean, deviation = np.array(before["mean"]), np.array(before["std"])
         appended = (m * np.array(now["columns"][name]["mean"]) - n * mean) / (m - n)

@@ -137,7 +137,12 @@ def _facts(schedule: Schedule, store: TransitionStore) -> dict[str, Any]:
     }
     inputs = [schedule.state] if schedule.action is None else [schedule.state, schedule.action]
     facts = {
-        "data": {"fingerprint": store.fingerprint, "rows": store.n_rows, "columns": columns},
+        "data": {
+            "fingerprint": store.fingerprint,
+            "rows": store.n_rows,
+            "episodes": store.n_episodes,
+            "columns": columns,
+        },
         "base": {"fingerprint": store.fingerprint, "rows": store.n_rows},
         "settings": parameters(schedule.config.model()),
         "policies": {name: policy.to_dict() for name, policy in schedule.config.policies.items()},

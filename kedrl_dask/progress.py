@@ -86,6 +86,7 @@ class Reporter:
             done = bars.tasks[0].completed
             # A stage that ended early, as a solver does, is full; one without steps has none to count.
             bars.update(task, total=done or 1, completed=done or 1)
+            bars.refresh()  # in a notebook its end would not be drawn
 
     @contextmanager
     def _log(self, name: str, total: int | None) -> Iterator[Advance]:

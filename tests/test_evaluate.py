@@ -311,8 +311,8 @@ def test_drift__shifts_in_deviations_of_the_last_law():
     finding = {"subject": "p", "code": "mass", "sentence": "they sum to 2"}
     now = dataset([[0.1, 1.0], [2.0, 3.2]], [[1.0, 1.0], [2.0, 0.5]], [finding])
     data = (
-        {"rows": 100, "columns": {"reward": {"mean": [1.0], "std": [2.0]}}},
-        {"rows": 110, "columns": {"reward": {"mean": [1.5], "std": [2.0]}}},
+        {"rows": 100, "episodes": 10, "columns": {"reward": {"mean": [1.0], "std": [2.0]}}},
+        {"rows": 110, "episodes": 14, "columns": {"reward": {"mean": [1.5], "std": [2.0]}}},
     )
     drift = compare_results("before", last, now, data, Thresholds())
     found = {change.what: round(change.shift, 9) for change in drift.changes}
@@ -322,6 +322,8 @@ def test_drift__shifts_in_deviations_of_the_last_law():
         "quantile 0.1 of return 2 at input 2": 0.4,
         "cvar of return 2 at input 2": 0.4,
     }
+    assert drift.changes[0].threshold == 0.25 + 2 / 4**0.5
+    assert [change.is_alert for change in drift.changes] == [True, True, False, False]
     assert len(drift.alerts) == 3
     assert drift.alerts[-1] == "new finding: p: mass: they sum to 2"
     other = now.assign_coords(input=[0, 2])

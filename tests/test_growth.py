@@ -120,7 +120,7 @@ def test_sums__of_a_grown_store_are_the_literal_ones(tmp_path, policy, base, n_t
     store = TransitionStore.open(path).grown_from(base)
     choices = make_choices(settings, store, cache)
     streamed = stream(settings, store, policy, choices, ThreadExecutor(1), cache, Reporter("none"))
-    sums, _ = streamed.collect(choices.features)
+    sums, _ = streamed.collect(choices.features, 5)
     found = store.transitions()
     psi = choices.features(found.inputs)
     reward = waves(found.reward, choices.frequencies)

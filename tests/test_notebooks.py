@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import nbformat
@@ -24,6 +25,21 @@ def test_notebook__is_clean(path):
             assert cell.execution_count is None
             nodes = ast.walk(ast.parse(cell.source))
             assert not any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda) for node in nodes)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_progress__bars_come_to_their_end_in_a_notebook():
+    lines = [
+        "from kedrl_dask.progress import Reporter",
+        'with Reporter().stage("streaming pass", 3) as advance:',
+    ]
+    cell = nbformat.v4.new_code_cell("\n".join([*lines, "    advance(3)"]))
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    NotebookClient(notebook, timeout=300).execute()
+    assert "widget-view+json" in json.dumps(cell.outputs)
+    shown = json.dumps(notebook.metadata["widgets"])
+    assert "streaming pass" in shown
+    assert "3/3" in shown
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -373,11 +373,11 @@ def test_block_damaged_during_the_fit__is_made_again(store, policy, tmp_path, mo
 
     run, collect, damaged = tmp_path / "run", Streamed.collect, []
 
-    def damage_once(self, features):
+    def damage_once(self, *arguments):
         if not damaged:
             damaged.append(self.blocks[0].places[0][0] / "gram" / "c" / "2" / "0" / "0")
             corrupt(damaged[0])
-        return collect(self, features)
+        return collect(self, *arguments)
 
     monkeypatch.setattr(Streamed, "collect", damage_once)
     model = fit(store, policy, run)

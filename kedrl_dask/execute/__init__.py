@@ -18,8 +18,6 @@ from kedrl_dask.execute.cluster import (
     PIECE_BYTES,
     DistributedExecutor,
     PoisonError,
-    cluster_at,
-    local_cluster,
 )
 from kedrl_dask.execute.kinds import (
     KINDS,
@@ -30,6 +28,7 @@ from kedrl_dask.execute.kinds import (
     parse_cluster,
 )
 from kedrl_dask.execute.opening import open_cluster
+from kedrl_dask.execute.processes import cluster_at, local_cluster
 from kedrl_dask.execute.status import cluster_status
 from kedrl_dask.execute.threads import ThreadExecutor
 from kedrl_dask.execute.tls import Certificates, InsecureClusterWarning, cluster_security, warn_of_plain_text

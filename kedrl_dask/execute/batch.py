@@ -16,8 +16,9 @@ from distributed import Client
 from distributed.utils import get_ip, get_ip_interface
 
 from kedrl_dask.execute.base import Executor
-from kedrl_dask.execute.cluster import QUIET, WORKER_DASHBOARD, DistributedExecutor
+from kedrl_dask.execute.cluster import DistributedExecutor
 from kedrl_dask.execute.kinds import Jobs, parse_walltime
+from kedrl_dask.execute.processes import QUIET, WORKER_DASHBOARD
 from kedrl_dask.execute.queues import QUEUES
 from kedrl_dask.execute.tls import cluster_security
 from kedrl_dask.execute.watchdog import Watchdog

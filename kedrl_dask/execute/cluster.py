@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,32 +14,21 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-import dask
-from distributed import Client, Future, KilledWorker, LocalCluster, as_completed
+from distributed import Client, Future, KilledWorker, as_completed
 from distributed.comm import CommClosedError
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import CancelledError
 from threadpoolctl import ThreadpoolController
 
 from kedrl_dask.execute.base import Advance, Executor, noted, tree, words_of
-from kedrl_dask.execute.tls import Certificates, cluster_security, warn_of_plain_text
 from kedrl_dask.process import Stopped
 
-__all__ = ["PATIENCE", "PIECE_BYTES", "DistributedExecutor", "PoisonError", "cluster_at", "local_cluster"]
+__all__ = ["PATIENCE", "PIECE_BYTES", "DistributedExecutor", "PoisonError"]
 
 #: Pieces in which large shared values travel; Dask warns about tasks that carry more than 10 MB.
 PIECE_BYTES = 8 * 2**20
 #: Values up to this size go along with each task: a dependency costs a round trip more.
 INLINE_BYTES = 2**18
-#: What Dask does beside the work takes a twentieth of the cores that it shares with the work: its profiler,
-#: its watch on the event loop, and on processor and memory.
-QUIET = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": "500ms",
-    "distributed.admin.system-monitor.interval": "5s",
-}
-#: Workers have pages of their own, without TLS, and on their host's address unless told otherwise.
-WORKER_DASHBOARD = "127.0.0.1:0"
 #: How often a task that failed is tried again. Dask itself gives up on a task when four workers died that had
 #: been given it. Then it is run by itself, until it is given up again, and once more.
 RETRIES, LONE_TRIES = 3, 2
@@ -418,51 +406,3 @@ def _call(item: Any, function: Callable[..., Any], driver: tuple[str, int], *sha
 def _use_one_blas_thread() -> None:
     """Once per worker process; under a nanny the environment has done it already."""
     ThreadpoolController().limit(limits=1)
-
-
-@contextmanager
-def local_cluster(
-    n_workers: int,
-    patience: float = PATIENCE,
-    host: str = "127.0.0.1",
-    certificates: Certificates | None = None,
-    dashboard: str = "127.0.0.1:0",
-) -> Iterator[Executor]:
-    """Worker processes on this machine with one thread each; stopped at the end.
-
-    Unless another host is given they can be reached from this machine alone; on another they speak TLS, with
-    the certificates given or temporary ones. The dashboard is on loopback, at any free port, unless asked
-    for elsewhere: it tells its visitors everything, and none needs a certificate.
-    """
-    security = cluster_security(host, certificates)
-    with _interrupts_ignored(), dask.config.set(QUIET):
-        cluster = LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, host=host, dashboard_address=dashboard,
-            worker_dashboard_address=WORKER_DASHBOARD, security=security,
-        )  # fmt: skip
-    with cluster, Client(cluster, set_as_default=False) as client:
-        yield DistributedExecutor(client, patience)
-
-
-@contextmanager
-def cluster_at(
-    address: str, patience: float = PATIENCE, certificates: Certificates | None = None
-) -> Iterator[Executor]:
-    """The cluster of the scheduler at an address."""
-    security = certificates.security() if certificates else None
-    with Client(address, set_as_default=False, security=security) as client:
-        warn_of_plain_text(client)
-        yield DistributedExecutor(client, patience)
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes started here inherit it: Ctrl-C reaches this process alone, and it stops the others."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

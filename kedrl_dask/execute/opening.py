@@ -10,9 +10,10 @@ from dask.system import CPU_COUNT
 
 from kedrl_dask.execute.base import Executor
 from kedrl_dask.execute.batch import batch_cluster
-from kedrl_dask.execute.cluster import PATIENCE, cluster_at, local_cluster
+from kedrl_dask.execute.cluster import PATIENCE
 from kedrl_dask.execute.kinds import Address, ClusterDescription, Jobs, Kubernetes, Local, Threads
 from kedrl_dask.execute.kubernetes import kubernetes_cluster
+from kedrl_dask.execute.processes import cluster_at, local_cluster
 from kedrl_dask.execute.threads import ThreadExecutor
 
 __all__ = ["open_cluster"]

@@ -51,7 +51,7 @@ def compare(folder, options):
             return model.fit(store, PAIR.target, executor=executor, cache=folder / cache, progress="none")
 
         first = fit(store, "cache")
-        grown = append(store, options.share * options.transitions).grown_from(store.n_rows)
+        grown = append(store, round(options.share * options.transitions)).grown_from(store.n_rows)
         added, full = fit(grown, "cache"), fit(grown, "other")
     report({"first fit": first, "after the append": added, "without a cache": full})
 

@@ -1,0 +1,75 @@
+"""Worker processes on this machine, and clusters that somebody else has started."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dask
+from distributed import Client, LocalCluster
+
+from kedrl_dask.execute.base import Executor
+from kedrl_dask.execute.cluster import PATIENCE, DistributedExecutor
+from kedrl_dask.execute.tls import Certificates, cluster_security, warn_of_plain_text
+
+__all__ = ["QUIET", "WORKER_DASHBOARD", "cluster_at", "local_cluster"]
+
+#: What Dask does beside the work takes a twentieth of the cores that it shares with the work: its profiler,
+#: its watch on the event loop, and on processor and memory.
+QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
+}
+#: Workers have pages of their own, without TLS, and on their host's address unless told otherwise.
+WORKER_DASHBOARD = "127.0.0.1:0"
+
+
+@contextmanager
+def local_cluster(
+    n_workers: int,
+    patience: float = PATIENCE,
+    host: str = "127.0.0.1",
+    certificates: Certificates | None = None,
+    dashboard: str = "127.0.0.1:0",
+) -> Iterator[Executor]:
+    """Worker processes on this machine with one thread each; stopped at the end.
+
+    Unless another host is given they can be reached from this machine alone; on another they speak TLS, with
+    the certificates given or temporary ones. The dashboard is on loopback, at any free port, unless asked
+    for elsewhere: it tells its visitors everything, and none needs a certificate.
+    """
+    security = cluster_security(host, certificates)
+    with _interrupts_ignored(), dask.config.set(QUIET):
+        cluster = LocalCluster(
+            n_workers=n_workers, threads_per_worker=1, host=host, dashboard_address=dashboard,
+            worker_dashboard_address=WORKER_DASHBOARD, security=security,
+        )  # fmt: skip
+    with cluster, Client(cluster, set_as_default=False) as client:
+        yield DistributedExecutor(client, patience)
+
+
+@contextmanager
+def cluster_at(
+    address: str, patience: float = PATIENCE, certificates: Certificates | None = None
+) -> Iterator[Executor]:
+    """The cluster of the scheduler at an address."""
+    security = certificates.security() if certificates else None
+    with Client(address, set_as_default=False, security=security) as client:
+        warn_of_plain_text(client)
+        yield DistributedExecutor(client, patience)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started here inherit it: Ctrl-C reaches this process alone, and it stops the others."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
