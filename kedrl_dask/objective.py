@@ -18,6 +18,7 @@ from kedrl_dask.execute import Executor
 from kedrl_dask.passes import Conditioning
 from kedrl_dask.precondition import (
     EXPANSION_SAMPLE,
+    SEEN_SHARE,
     Coordinates,
     Expansion,
     Surrogate,
@@ -129,7 +130,7 @@ class BellmanObjective(Objective):
     @cached_property
     def _surrogate(self) -> Surrogate | None:
         """The Hessian with ρ expanded, where that needs less work than the products that it saves."""
-        if not isinstance(self._space, ReturnSpace):
+        if not isinstance(self._space, ReturnSpace) or self.coordinates.seen_share < SEEN_SHARE:
             return None
         expansion = Expansion.of_sample(self._points.sample_rewards(self.n_points, EXPANSION_SAMPLE))
         n_terms, n_waves = (len(expansion.waves), len(expansion.powers)), self._space.grid_waves.shape[1]

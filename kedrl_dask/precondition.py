@@ -32,6 +32,7 @@ from kedrl_dask.spectral import as_complex
 __all__ = [
     "EXPANSION_SAMPLE",
     "MOST_DIRECTIONS",
+    "SEEN_SHARE",
     "USUAL_TERMS",
     "Coordinates",
     "Expansion",
@@ -46,6 +47,10 @@ Array = npt.NDArray[Any]
 EXPANSION_SAMPLE, EXPANSION_TAIL = 512, 1e-4
 #: Most directions on the input's side that a surrogate sees: the largest of S. Others are left as they are.
 MOST_DIRECTIONS = 400
+#: Share of the trace of S that they must hold for a surrogate to be worth its steps. Where S falls off
+#: slowly, as with short length scales, the other directions decide how many products it takes: on 1,500
+#: transitions of the Expedia application, with 800 basis points, 102 with a surrogate and 96 without.
+SEEN_SHARE = 0.99
 #: Reduction of the residual at which the iteration on a surrogate ends, and the most steps it takes.
 INNER_TOLERANCE, INNER_STEPS = 0.1, 60
 #: Products with the Hessian that a surrogate usually saves, and steps on it that a solution usually takes.
@@ -94,6 +99,12 @@ class Coordinates:
     def directions(self) -> Array:
         """The columns of ``left`` that a surrogate sees: those of the largest eigenvalues of S."""
         return self.left[:, -MOST_DIRECTIONS:]
+
+    @property
+    def seen_share(self) -> float:
+        """Share of the trace of S in these directions."""
+        total = float(self.moment.sum())
+        return float(self.moment[-MOST_DIRECTIONS:].sum()) / total if total > 0 else 1.0
 
     def to_coefficients(self, y: Array) -> Array:
         """C of the coordinates Y."""

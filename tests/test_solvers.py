@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kedrl_dask import criterion
+from kedrl_dask import KEDRL, criterion
 from kedrl_dask.criterion import FeatureChunk, Penalties, ReturnSpace
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
-from kedrl_dask.precondition import Coordinates, Expansion, Surrogate, return_gram
+from kedrl_dask.precondition import Coordinates, Expansion, Surrogate, SurrogateCost, return_gram
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, by_name
 from kedrl_dask.solvers.solution import certify
 from kedrl_dask.spectral import frequencies, waves
@@ -140,6 +140,33 @@ def test_surrogate__sees_the_leading_directions_only(monkeypatch):
     solution = PCG(tolerance=1e-10).solve(problem)
     scale = np.abs(expected.coefficients).max()
     np.testing.assert_allclose(solution.coefficients, expected.coefficients, atol=1e-7 * scale)
+
+
+def test_coordinates__share_of_the_trace_that_a_surrogate_sees(monkeypatch):
+    moment = np.diag([4.0, 1.0, 3.0, 2.0])
+    coordinates = Coordinates.build(moment, np.eye(2), 1e-3)
+    assert coordinates.seen_share == 1
+    monkeypatch.setattr("kedrl_dask.precondition.MOST_DIRECTIONS", 2)
+    assert coordinates.seen_share == pytest.approx(0.7)
+    assert Coordinates.build(0 * moment, np.eye(2), 1e-3).seen_share == 1
+
+
+def test_objective__flat_spectrum__has_no_surrogate(small_store, policy, monkeypatch):
+    """Where the leading directions say little, conjugate gradients go without; the minimum is the same."""
+    points = small_store.transitions().inputs
+    settings = {"n_atoms": 6, "n_basis": 12, "n_landmarks": 20, "n_features": 16, "conditioning": points}
+    settings |= {"input_kernel": Matern(2.5, 0.3), "ridge_gamma": 1e-2, "precision": "double"}
+    made = []
+    build = Surrogate.__init__
+    monkeypatch.setattr(Surrogate, "__init__", lambda self, *given: (made.append(1), build(self, *given))[1])
+    monkeypatch.setattr("kedrl_dask.objective.SurrogateCost.of", lambda *_: SurrogateCost(0.0, 0.0, True))
+    values = []
+    for most in (12, 3):
+        monkeypatch.setattr("kedrl_dask.precondition.MOST_DIRECTIONS", most)
+        model = KEDRL(0.7, **settings).fit(small_store, policy, progress="none")
+        values.append(model.solution_.value)
+    assert len(made) == 1
+    assert values[1] == pytest.approx(values[0], rel=1e-8)
 
 
 def test_surrogate__negative_curvature_leaves_a_direction_of_descent():

@@ -48,18 +48,23 @@ def fit(
         "settings": settings,
         "policy": policy.to_dict(),
         "data": [prepared.training.fingerprint, prepared.test.fingerprint],
-        "adamw": with_adamw,
     }
     record = output / FITS / f"{profile}-{name}-{fingerprint(facts)[:16]}.json"
-    if found := read_json(record):
+    found = read_json(record)
+    if found and ("adamw" in found or not with_adamw):
         return found
     model = KEDRL(**settings).fit(prepared.training, policy, cache=output / CACHE)
     result = _numbers(model, prepared, name)
+    _file(record, result)
     if with_adamw:
         result["adamw"] = adamw_for(model, conditioning, model.diagnostics_["seconds"]["solver"], seed)
+        _file(record, result)
+    return result
+
+
+def _file(record: Path, result: dict[str, Any]) -> None:
     record.parent.mkdir(exist_ok=True)
     write_whole(record, json.dumps(result, indent=1, allow_nan=False) + "\n")
-    return result
 
 
 def _numbers(model: KEDRL, prepared: Prepared, name: str) -> dict[str, Any]:
