@@ -24,7 +24,7 @@ from tests.test_architecture import PACKAGE
 from tests.test_cli_fit import CONFIG
 from tests.test_deploy import shell_blocks
 
-pytestmark = pytest.mark.filterwarnings("ignore:the data ask for")
+pytestmark = [pytest.mark.filterwarnings("ignore:the data ask for"), pytest.mark.timeout(1_200)]
 
 ROOT = PACKAGE.parent
 #: Long enough to be interrupted: every step is a round trip to the workers.
