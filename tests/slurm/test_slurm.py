@@ -24,7 +24,7 @@ from tests.test_architecture import PACKAGE
 from tests.test_cli_fit import CONFIG
 from tests.test_deploy import shell_blocks
 
-pytestmark = pytest.mark.filterwarnings("ignore:the data ask for")
+pytestmark = [pytest.mark.filterwarnings("ignore:the data ask for"), pytest.mark.timeout(1_200)]
 
 ROOT = PACKAGE.parent
 #: Long enough to be interrupted: every step is a round trip to the workers.
@@ -222,29 +222,24 @@ def submit(slurm, folder, *options):
     return printed.strip()
 
 
-@pytest.fixture
-def minutes():
-    """Time of a driver that gets to its solver in it: one minute, which is Slurm's unit, or more."""
-    begin = time.monotonic()
-    subprocess.run([sys.executable, "-m", "kedrl_dask", "--version"], check=True, capture_output=True)
-    return 1 + int(time.monotonic() - begin) // 5
-
-
-def test_driver__its_time_is_up(slurm, data, minutes):
+def test_driver__its_time_is_up(slurm, data):
     """It leaves a checkpoint, takes its workers along, is requeued, goes on and finishes.
 
-    Its workers are cancelled, and their node takes no others, so that it is still at work when Slurm
-    signals, whatever the machine's speed.
+    Whatever the machine's speed: its workers are cancelled, and their node takes no others, so that it is
+    still at work when its time, which is cut to whole minutes after its first checkpoint, is up.
     """
-    config, run = write(data, queue="workers"), data / "run"
-    driver = submit(slurm, data, f"--time={minutes}", "--signal=B:TERM@5")
+    config, run, begin = write(data, queue="workers"), data / "run", time.monotonic()
+    driver = submit(slurm, data, "--time=60", "--signal=B:TERM@5")
     log = data / f"kedrl-{driver}.log"
     wait_for(lambda: any(event["event"] == "checkpoint" for event in events(run)), "a checkpoint", 300)
     drain(slurm, "n2")
     slurm("scancel", *(job for job in queue(slurm) if job != driver))
-    wait_for(lambda: "back into the queue" in log.read_text(), "the end of its time", 60 * minutes + 60)
+    minutes = 1 + int(time.monotonic() - begin + 30) // 60
+    slurm("scontrol", "update", f"jobid={driver}", f"timelimit={minutes}")
+    wait_for(lambda: "back into the queue" in log.read_text(), "the end of its time", 180)
     assert [event["error"] for event in events(run) if event["event"] == "stopped"] == ["Terminated"]
     assert set(queue(slurm)) <= {driver}  # its workers are cancelled, and it waits
+    slurm("scontrol", "update", f"jobid={driver}", "timelimit=60")
     wait_for(lambda: "start 2 on" in log.read_text(), "its second start")
     resume(slurm, "n2")
     wait_for(lambda: (run / "model").exists() and not queue(slurm), "the run to finish", 400)
