@@ -1,9 +1,9 @@
 """Uncertainty by resampling trajectories: replicates of a fit from its block sums, without another pass.
 
 Blocks of whole episodes are drawn with replacement. The sums of a replicate are the stored sums of the
-blocks, each as often as it was drawn. Landmarks, basis, grid, kernels, ridges and conditioning points are
-those of the fit. What is left is a regression, the operators at the conditioning points, and a solution that
-starts from the fitted coefficients.
+blocks, each as often as it was drawn. Landmarks, basis, grid, kernels, trend, ridges and conditioning points
+are those of the fit. What is left is a regression, the operators at the conditioning points, and a solution
+that starts from the fitted coefficients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kedrl_dask.separating import Prepared
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import LBFGS, PCG
 from kedrl_dask.streaming import stream
-from kedrl_dask.sums import RegressionSums, StoredBlocks, recalibrate, regress
+from kedrl_dask.sums import RegressionSums, Ridges, StoredBlocks, recalibrate, regress
 from kedrl_dask.transitions import TransitionStore
 
 if TYPE_CHECKING:
@@ -222,8 +222,9 @@ def run_bootstrap(
         )
     rng = np.random.default_rng([random_state, 8])
     counts = rng.multinomial(n_blocks, np.full(n_blocks, 1 / n_blocks), size=n_replicates)
+    ridges = Ridges(model.ridge_gamma_, model.ridge_reward_)
     start = Prepared(
-        settings, store, choices, model.operators_, model.ridge_gamma_, model.ridge_b_, model.mass_penalty_,
+        settings, store, choices, model.operators_, ridges, model.ridge_b_, model.mass_penalty_,
         checked_plan(settings, store, executor, None, cache), executor, cache,
     )  # fmt: skip
     found = []
@@ -269,7 +270,7 @@ def _replicate(
     choices, settings, executor = start.choices, start.settings, start.executor
     if ratio is not None and ratio.clip is not None:
         _, sums = recalibrate(ratio, sums)
-    operators = regress(choices.features, choices.basis.landmarks, sums, start.ridge_gamma)
+    operators = regress(choices, sums, start.ridges)
     whitening = choices.basis.whitening
     whitened = replace(operators, continuation=operators.continuation @ whitening)
     filed = file_conditioning(settings, start.store, operators.kernel, start.cache)

@@ -21,6 +21,7 @@ from kedrl_dask.settings import Settings
 from kedrl_dask.spectral import frequencies
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import Transitions, TransitionStore
+from kedrl_dask.trend import LinearTrend, try_trend
 from kedrl_dask.tuning import InputTuning, median_kernel, tune_input_kernel
 
 __all__ = ["Choices", "make_choices"]
@@ -53,6 +54,8 @@ class Choices:
     return_kernel : Matern
     tuning : dict
         What was tried for each setting that was not given, with its score.
+    trend : LinearTrend or None
+        Of the reward, with ``reward_trend="linear"``, or with "auto" where it predicts better.
     """
 
     sample: Transitions
@@ -62,6 +65,7 @@ class Choices:
     frequencies: Array
     return_kernel: Matern
     tuning: dict[str, Any]
+    trend: LinearTrend | None
 
     def settle(self, settings: Settings) -> Settings:
         """The settings with sizes as they were chosen."""
@@ -90,7 +94,8 @@ def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Ch
         )
         n_features, tuning["n_features"] = growth.size, growth.to_dict()
     waves = frequencies(return_kernel, store.reward_dim, n_features, settings.spectral, seed)
-    return Choices(sample, features, basis, grid, waves, return_kernel, tuning)
+    trend, tried = _trend(settings, sample, features, waves)
+    return Choices(sample, features, basis, grid, waves, return_kernel, tuning | tried, trend)
 
 
 def _file(path: Path, specs: tuple[ArraySpec, ...], arrays: dict[str, Array], facts: Facts) -> None:
@@ -142,6 +147,20 @@ def _points(
     features = NystromFeatures(kernel, filed.read("landmarks"), filed.read("whitening"))
     basis = NystromFeatures(kernel, filed.read("basis"), filed.read("basis_whitening"))
     return features, basis, filed.attributes["tuning"]
+
+
+def _trend(
+    settings: Settings, sample: Transitions, features: NystromFeatures, waves: Array
+) -> tuple[LinearTrend | None, dict[str, Any]]:
+    """The reward's trend, if there is to be one, and what was tried for it."""
+    tried, wanted = {}, settings.reward_trend
+    if wanted == "auto":
+        ridge = settings.ridge_gamma
+        given = None if isinstance(ridge, str) else (float(ridge),)
+        trial = try_trend(features, sample.inputs, sample.reward, sample.episode, waves, given)
+        tried["reward_trend"] = trial.to_dict()
+        wanted = "linear" if trial.accepted else "none"
+    return LinearTrend.fit(sample.inputs, sample.reward) if wanted == "linear" else None, tried
 
 
 def _tune(settings: Settings, sample: Transitions) -> InputTuning:

@@ -21,7 +21,6 @@ from kedrl_dask.policies import Policy
 from kedrl_dask.separation import SeparatedParts, separation
 from kedrl_dask.spectral import kernel_error, waves
 from kedrl_dask.transitions import Transitions, TransitionStore
-from kedrl_dask.tuning import RIDGES
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
@@ -67,7 +66,9 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
         "policy": repr(policy),
         "input_kernel": choices.features.kernel.to_dict(),
         "return_kernel": choices.return_kernel.to_dict(),
-        "ridge_gamma": fit.ridge_gamma,
+        "ridge_gamma": fit.ridges.gamma,
+        "ridge_reward": fit.ridges.reward,
+        "reward_trend": _trend(fit),
         "ridge_b": fit.ridge_b,
         "mass_penalty": fit.mass_penalty,
         "tuning": _tuning(fit),
@@ -119,10 +120,15 @@ def _spread(values: Array) -> dict[str, float]:
 
 def _tuning(fit: Fit) -> dict[str, Any]:
     """What was tried for the automatic settings, and its score."""
-    out = dict(fit.choices.tuning)
-    if fit.ridge_errors is not None:
-        out["ridge_gamma"] = {"ridges": list(RIDGES), "errors": fit.ridge_errors.tolist()}
-    return out
+    return fit.choices.tuning | fit.tried_ridges
+
+
+def _trend(fit: Fit) -> dict[str, Any] | None:
+    """Share of each reward coordinate's variance that the trend explains, on the sample."""
+    sample, trend = fit.choices.sample, fit.choices.trend
+    if trend is None:
+        return None
+    return {"explained": trend.explained(sample.inputs, sample.reward).tolist()}
 
 
 def _ratio(fit: Fit) -> dict[str, float] | None:
@@ -183,6 +189,6 @@ def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str,
                 choices.features(part.inputs), waves(part.reward, choices.frequencies), kappa @ ahead
             )
 
-    found = separation(blocks(), choices.features(inputs), fit.ridge_gamma, space.scale, model.random_state)
+    found = separation(blocks(), choices.features(inputs), fit.ridges.gamma, space.scale, model.random_state)
     residual = float(np.sqrt(risk))
     return {**asdict(found), "residual": residual, "recommends": found.recommends(residual)}

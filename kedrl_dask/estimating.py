@@ -74,8 +74,8 @@ def _estimate(
     model.operators_, model.ratio_, model.plan_ = fit.operators, fit.ratio, fit.plan
     model.target_ = fit.target
     model.input_kernel_, model.return_kernel_ = fit.operators.kernel, fit.choices.return_kernel
-    model.ridge_gamma_, model.ridge_b_ = fit.ridge_gamma, fit.ridge_b
-    model.mass_penalty_ = fit.mass_penalty
+    model.ridge_gamma_, model.ridge_reward_ = fit.ridges
+    model.ridge_b_, model.mass_penalty_ = fit.ridge_b, fit.mass_penalty
     with reporter.stage("diagnostics"):
         model.diagnostics_ = diagnose(model, fit, store, policy)
     model.diagnostics_["seconds"] = dict(reporter.seconds)

@@ -139,9 +139,15 @@ def return_space(
 
 
 def operator_blocks(
-    model: KEDRL, inputs: Array, exact: bool | None, store: TransitionStore | str | Path | None
+    model: KEDRL,
+    state: npt.ArrayLike,
+    action: npt.ArrayLike,
+    *,
+    exact: bool | None = None,
+    store: TransitionStore | str | Path | None = None,
 ) -> OperatorBlocks:
-    """H, G, Φ_L and k_L at the rows of ``inputs``; see :attr:`kedrl_dask.KEDRL.operators`."""
+    """H, G, Φ_L and k_L at inputs; see :attr:`kedrl_dask.KEDRL.operators`."""
+    inputs = checked_inputs(model, state, action)
     operators = _choose(model, exact, store)
     chunk, _ = operators(inputs)
     if not isinstance(chunk, BlockChunk):
@@ -165,6 +171,11 @@ def _choose(
                 "operators: features need no transitions; leave out store, or ask for exact=True"
             )
         return fitted
+    if fitted.trend is not None:
+        raise ValueError(
+            "operators: exact=True sums over weights Γ, of which a model fitted with reward_trend='linear' "
+            "does not make the reward's law; fit with reward_trend='none'"
+        )
     if store is None:
         raise ValueError(
             "operators: exact=True goes over all transitions, and a model fitted with operators='features' "

@@ -35,7 +35,7 @@ from kedrl_dask.solvers import Solution, by_name
 from kedrl_dask.solvers.solution import Keeper, Problem, Record
 from kedrl_dask.store import remove
 from kedrl_dask.streaming import stream
-from kedrl_dask.sums import RegressionSums, choose_ridge, regress
+from kedrl_dask.sums import RegressionSums, Ridges, Tried, choose_ridges, regress
 from kedrl_dask.transitions import TransitionStore
 
 __all__ = ["Fit", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_fit", "workspace"]
@@ -56,10 +56,10 @@ class Fit:
     choices: Choices
     operators: ConditionalOperators
     solution: Solution
-    ridge_gamma: float
+    ridges: Ridges
+    tried_ridges: Tried
     ridge_b: float
     mass_penalty: float
-    ridge_errors: Array | None
     sums: RegressionSums
     continuation: Continuation
     gamma_mass: Array
@@ -132,19 +132,19 @@ def run_fit(
     with reporter.stage("regression"):
         sums, continuation = streamed.collect(choices.features)
         require_finite("the sums over transitions", SCALES, sums.gram, sums.reward, sums.continuation)
-        ridge_gamma, errors = choose_ridge(settings.ridge_gamma, sums)
-        operators = regress(choices.features, choices.basis.landmarks, sums, ridge_gamma)
+        ridges, tried = choose_ridges(settings.ridge_gamma, sums, choices.trend is not None)
+        operators = regress(choices, sums, ridges)
         regressed = operators.continuation, operators.reward, operators.mass
         require_finite("the regression", "raise ridge_gamma", *regressed)
         if settings.operators == "exact":
-            fixed = choices.grid, choices.return_kernel, settings.discount, ridge_gamma
+            fixed = choices.grid, choices.return_kernel, settings.discount, ridges.gamma
             operators = exact_operators(operators, store, *fixed)
     ridge_b = choose_ridge_b(
         settings.ridge_b, choices.features.kernel, choices.return_kernel, sums.n_transitions
     )
     mass_penalty = choose_mass_penalty(settings.mass_penalty, choices.return_kernel)
     start = Prepared(
-        settings, store, choices, operators, ridge_gamma, ridge_b, mass_penalty, plan, executor, cache
+        settings, store, choices, operators, ridges, ridge_b, mass_penalty, plan, executor, cache
     )
     target = None
     if settings.construction == "separated":
@@ -162,10 +162,10 @@ def run_fit(
         choices,
         operators,
         solution,
-        ridge_gamma,
+        ridges,
+        tried,
         ridge_b,
         mass_penalty,
-        errors,
         sums,
         continuation,
         gamma_mass,

@@ -12,6 +12,7 @@ from kedrl_dask.criterion import BlockChunk, Chunk, FeatureChunk
 from kedrl_dask.exact import RewardShifts
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures, solve_ridge
+from kedrl_dask.trend import TrendWaves
 
 __all__ = ["ConditionalOperators", "ExactOperators", "OperatorBlocks"]
 
@@ -36,6 +37,9 @@ class ConditionalOperators:
         The same for 1{terminal}·exp(iWr); None when no episode terminates.
     mass : (r,) array
         The same for the constant 1.
+    trend : TrendWaves or None
+        With a trend of the reward, whose residual e then stands for r: ``reward`` is for exp(iWe) less its
+        mean, with a ridge of its own, and ``terminal`` for 1{terminal}·exp(iWe).
     """
 
     features: NystromFeatures
@@ -44,6 +48,7 @@ class ConditionalOperators:
     reward: Array
     terminal: Array | None
     mass: Array
+    trend: TrendWaves | None
 
     #: The kind of chunk that the operators make.
     chunk_type: ClassVar[type[Chunk]] = FeatureChunk
@@ -53,17 +58,24 @@ class ConditionalOperators:
         """The input kernel."""
         return self.features.kernel
 
-    def target(self, psi: Array) -> dict[str, Array]:
-        """What a chunk needs beside k_L and Φ_L, by the name of the chunk's array, at features ψ (n, r)."""
+    def target(self, inputs: Array, psi: Array) -> dict[str, Array]:
+        """What a chunk needs beside k_L and Φ_L, by the name of the chunk's array.
+
+        At the rows of ``inputs``, whose features are ψ (n, r).
+        """
         waves = {"reward_waves": psi @ self.reward}
         if self.terminal is not None:
             waves["terminal_waves"] = psi @ self.terminal
-        return waves
+        if self.trend is None:
+            return waves
+        waves["reward_waves"] += self.trend.mean
+        return {name: self.trend.turn(inputs, part) for name, part in waves.items()}
 
     @property
     def target_facts(self) -> list[Any]:
         """All that :meth:`target` and the mass depend on, beside ψ."""
-        return [self.reward, self.mass, self.terminal]
+        facts = [self.reward, self.mass, self.terminal]
+        return facts if self.trend is None else [*facts, self.trend]
 
     def __call__(self, inputs: Array, weights: Array | None = None) -> tuple[Any, Array]:
         """Chunk of the criterion at the rows of ``inputs``, and the mass ΣΓ there.
@@ -74,7 +86,7 @@ class ConditionalOperators:
             weights = np.full(len(inputs), 1.0 / max(1, len(inputs)))
         psi = self.features(inputs)
         sections = self.kernel(inputs, self.basis), psi @ self.continuation
-        return self.chunk_type(weights, *sections, **self.target(psi)), psi @ self.mass
+        return self.chunk_type(weights, *sections, **self.target(inputs, psi)), psi @ self.mass
 
 
 @dataclass(frozen=True)
@@ -106,8 +118,8 @@ class ExactOperators(ConditionalOperators):
         regression = np.ascontiguousarray(solve_ridge(psi.T @ psi, psi.T, len(psi), ridge).T)
         return cls(**vars(operators), inputs=inputs, regression=regression, shifts=shifts)
 
-    def target(self, psi: Array) -> dict[str, Array]:
-        """H, G and the terminal terms at features ψ (n, r)."""
+    def target(self, inputs: Array, psi: Array) -> dict[str, Array]:
+        """H, G and the terminal terms at the rows of ``inputs``, whose features are ψ (n, r)."""
         return self.shifts.blocks(self.regression @ psi.T)
 
     @property
@@ -118,7 +130,7 @@ class ExactOperators(ConditionalOperators):
     def in_features(self) -> ConditionalOperators:
         """The operators in features."""
         return ConditionalOperators(
-            self.features, self.basis, self.continuation, self.reward, self.terminal, self.mass
+            self.features, self.basis, self.continuation, self.reward, self.terminal, self.mass, self.trend
         )
 
 

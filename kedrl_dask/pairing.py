@@ -122,7 +122,7 @@ class Pairing:
             executor, self._rows(), in_groups(pieces, executor.n_threads), self.start.plan.residency
         )
         gram, features = self.sums.gram.sum(axis=0), self.start.choices.features
-        gram = gram + self.sums.n_transitions * self.start.ridge_gamma * np.eye(len(gram))
+        gram = gram + self.sums.n_transitions * self.start.ridges.gamma * np.eye(len(gram))
         return SweptTarget(executor, swept, compressed.points, features, gram, space, terminal, dtype)
 
     def _rows(self) -> PairedRows:
@@ -139,7 +139,7 @@ class Pairing:
         frequencies = self.start.choices.frequencies
         blocks = even_ranges(len(frequencies), FREQUENCY_CHUNK)
         sums_facts = {**self.facts, "frequencies": frequencies, "basis": self.start.choices.basis.whitening}
-        facts = {**sums_facts, "ridge": self.start.ridge_gamma}
+        facts = {**sums_facts, "ridge": self.start.ridges.gamma}
 
         def create(_: str, path: Path) -> None:
             sizes = {"frequency": len(frequencies), "rank": self.start.choices.features.rank}
@@ -211,7 +211,7 @@ class Pairing:
             self.start.choices.features,
             self.sums.gram.sum(axis=0),
             self.sums.n_transitions,
-            self.start.ridge_gamma,
+            self.start.ridges.gamma,
         )
         self.start.executor.map(solve_waves, blocks, self.start.executor.share(task))
 

@@ -26,6 +26,7 @@ from kedrl_dask.scratch import scratch
 from kedrl_dask.spectral import waves
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import Transitions, TransitionStore
+from kedrl_dask.trend import LinearTrend
 
 __all__ = [
     "CONDITIONING_KIND",
@@ -170,6 +171,8 @@ class StreamingPass:
         κ, for the sums with it.
     responses : NystromFeatures or None
         Features of the reward under the return kernel, for the sums with them.
+    trend : LinearTrend or None
+        What is taken from the reward before its waves.
     """
 
     store_path: Path
@@ -178,6 +181,7 @@ class StreamingPass:
     frequencies: Array | None = None
     continuation: Continuation | None = None
     responses: NystromFeatures | None = None
+    trend: LinearTrend | None = None
 
     @property
     def names(self) -> set[str]:
@@ -204,7 +208,7 @@ def accumulate(piece: RowBlock, task: StreamingPass) -> Sums:
         if task.responses is not None:
             parts |= _response_sums(phi[:n], part, task.responses)
         if task.frequencies is not None and "reward" in names:
-            parts |= _reward_sums(phi[:n], part, task.frequencies, "terminal" in names)
+            parts |= _reward_sums(phi[:n], part, task.frequencies, task.trend, "terminal" in names)
         if task.continuation is not None:
             parts |= _continuation_sums(phi[:n], part, *task.continuation(number, group, inside, dtype))
         _add(totals, parts)
@@ -257,9 +261,11 @@ def _input_sums(psi: Array, n: int) -> Sums:
     return {"gram": gram, "mass": _total(psi), "count": np.array(float(n))}
 
 
-def _reward_sums(phi: Array, part: Transitions, frequencies: Array, with_terminal: bool) -> Sums:
+def _reward_sums(
+    phi: Array, part: Transitions, frequencies: Array, trend: LinearTrend | None, with_terminal: bool
+) -> Sums:
     reward = scratch("waves", (len(part), 2 * len(frequencies)), phi.dtype)
-    waves(part.reward, frequencies, out=reward)
+    waves(part.reward if trend is None else part.reward - trend(part.inputs), frequencies, out=reward)
     sums = {"reward": _product("reward", phi, reward), "reward_sum": _total(reward)}
     if with_terminal:
         sums["terminal"] = phi[part.terminal].T @ reward[part.terminal]
@@ -354,7 +360,7 @@ class Conditioning:
         """ρ at points spread evenly over all of them, the same however they are divided into chunks."""
         points = ArrayStore.open(self.points, CONDITIONING_KIND)
         inputs = points.read("input", 0, n_points)[:: -(-n_points // at_most)]
-        return self.operators.target(self.operators.features(inputs))["reward_waves"]
+        return self.operators.target(inputs, self.operators.features(inputs))["reward_waves"]
 
     def load(self, rows: tuple[int, int]) -> Chunk:
         """Read what was stored."""
@@ -388,6 +394,6 @@ def evaluate_points(
         return
     points.write("basis", start, task.basis(inputs))
     points.write("mass", start, psi @ operators.mass)
-    for name, array in operators.target(psi).items():
+    for name, array in operators.target(inputs, psi).items():
         points.write(name, start, array)
     points.commit(number)

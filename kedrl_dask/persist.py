@@ -18,10 +18,19 @@ from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.ratio import ULSIF, DensityRatio
-from kedrl_dask.schema import MODEL, MODEL_PAIRED, MODEL_RATIO, MODEL_TERMINAL, MODEL_TRANSITIONS, ArraySpec
+from kedrl_dask.schema import (
+    MODEL,
+    MODEL_PAIRED,
+    MODEL_RATIO,
+    MODEL_TERMINAL,
+    MODEL_TRANSITIONS,
+    MODEL_TREND,
+    ArraySpec,
+)
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
 from kedrl_dask.store import ArrayStore, StoreError
+from kedrl_dask.trend import LinearTrend, TrendWaves
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
@@ -44,7 +53,7 @@ Array = npt.NDArray[Any]
 KIND = "kedrl model"
 
 #: Arrays that only some models have.
-OPTIONAL = (*MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS)
+OPTIONAL = (*MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS, *MODEL_TREND)
 
 _CLASSES = {cls.__name__: cls for cls in (Matern, ULSIF, PCG, LBFGS, AdamW)}
 
@@ -68,6 +77,11 @@ def save(model: KEDRL, path: str | Path) -> None:
     if operators.terminal is not None:
         arrays["terminal"] = operators.terminal
         specs += MODEL_TERMINAL
+    if operators.trend is not None:
+        trend = operators.trend.trend
+        arrays |= {"trend_center": trend.center, "trend_weights": trend.weights, "trend_mean": trend.mean}
+        arrays["residual_waves"] = operators.trend.mean
+        specs += MODEL_TREND
     if model.target_ is not None:
         arrays["target"] = model.target_
         specs += MODEL_PAIRED
@@ -85,6 +99,7 @@ def save(model: KEDRL, path: str | Path) -> None:
         "input_kernel": to_json(model.input_kernel_),
         "return_kernel": to_json(model.return_kernel_),
         "ridge_gamma": model.ridge_gamma_,
+        "ridge_reward": model.ridge_reward_,
         "ridge_b": model.ridge_b_,
         "mass_penalty": model.mass_penalty_,
         "ratio": None if ratio is None else _ratio_numbers(ratio),
@@ -141,7 +156,8 @@ def open_fitted(
     store.require_substance()
     for name in (spec.name for spec in (*specs, *optional) if spec.name in store.names):
         arrays[name] = store.read(name)
-        if not np.isfinite(arrays[name]).all():
+        # A solver's history begins before its first certificate is known.
+        if name != "history" and not np.isfinite(arrays[name]).all():
             raise StoreError(
                 f"{path}: array {name} has entries that are not finite; fit and save the model again"
             )
@@ -189,6 +205,8 @@ def _assemble(cls: type[KEDRL], arrays: dict[str, Array], attributes: dict[str, 
     model.input_kernel_ = kernel_from_json(attributes["input_kernel"])
     model.return_kernel_ = kernel_from_json(attributes["return_kernel"])
     model.ridge_gamma_, model.ridge_b_ = attributes["ridge_gamma"], attributes["ridge_b"]
+    # One and the same in models that were saved before there was a trend.
+    model.ridge_reward_ = attributes.get("ridge_reward", model.ridge_gamma_)
     # A number in models that were saved before it could be automatic.
     model.mass_penalty_ = attributes.get("mass_penalty", model.mass_penalty)
     model.grid_, model.basis_, model.frequencies_ = read("grid"), read("basis"), read("frequencies")
@@ -196,8 +214,9 @@ def _assemble(cls: type[KEDRL], arrays: dict[str, Array], attributes: dict[str, 
     features = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
     terminal = arrays.get("terminal")
     model.operators_ = ConditionalOperators(
-        features, model.basis_, read("continuation"), read("reward"), terminal, read("mass")
-    )
+        features, model.basis_, read("continuation"), read("reward"), terminal, read("mass"),
+        _trend(arrays, model.frequencies_),
+    )  # fmt: skip
     if "transition_input" in arrays:
         data = read("transition_reward"), read("transition_terminal")
         shifts = RewardShifts(model.return_kernel_, model.grid_, model.discount, *data)
@@ -219,7 +238,7 @@ def _assemble(cls: type[KEDRL], arrays: dict[str, Array], attributes: dict[str, 
 
 def _check_numbers(model: KEDRL, settings: Settings) -> None:
     """Compare settings, sizes and numbers of a model that was read with each other."""
-    for name in ("ridge_gamma_", "ridge_b_", "mass_penalty_"):
+    for name in ("ridge_gamma_", "ridge_reward_", "ridge_b_", "mass_penalty_"):
         check_number(name, getattr(model, name), "a number ≥ 0")
     sizes = model.diagnostics_["sizes"]
     state_dim, action_dim, reward_dim = (sizes[f"{name}_dim"] for name in ("state", "action", "reward"))
@@ -248,6 +267,14 @@ def kernel_from_json(value: Any) -> Matern:
     if not isinstance(kernel, Matern):
         raise ValueError(f"expected a Matern kernel, got {shown(value)}")
     return kernel
+
+
+def _trend(arrays: dict[str, Array], frequencies: Array) -> TrendWaves | None:
+    """The trend of the reward, if the model has one."""
+    if "trend_center" not in arrays:
+        return None
+    trend = LinearTrend(*(arrays[f"trend_{name}"] for name in ("center", "weights", "mean")))
+    return TrendWaves(trend, frequencies, arrays["residual_waves"])
 
 
 def _ratio_numbers(ratio: DensityRatio) -> dict[str, Any]:

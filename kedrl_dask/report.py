@@ -51,6 +51,7 @@ def _facts(model: KEDRL) -> dict[str, Any]:
         "discount": model.discount,
         "construction": model.construction,
         "continuation": model.continuation,
+        "reward_trend": model.reward_trend,
         "conditioning": model.conditioning if isinstance(model.conditioning, str) else "given",
         "solver": type(by_name(model.solver)).__name__.lower(),
         "negative_penalty": model.negative_penalty,
@@ -133,9 +134,21 @@ def _setting_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
     for name in ("input_kernel", "return_kernel"):
         yield name.replace("_", " "), _kernel(facts[name]) + _how(getattr(model, name))
     yield "ridge λ_Γ", f"{facts['ridge_gamma']:.3g}{_how(model.ridge_gamma)}"
+    if settings["reward_trend"] != "none":
+        yield from _trend_rows(model, facts)
     yield "ridge λ_B", f"{facts['ridge_b']:.3g}{_how(model.ridge_b)}"
     yield "mass penalty λ_mass", f"{facts['mass_penalty']:g}{_how(model.mass_penalty)}"
     yield "negative penalty λ_neg", f"{settings['negative_penalty']:g}"
+
+
+def _trend_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
+    found, how = facts["reward_trend"], _how(model.reward_trend)
+    if found is None:
+        yield "reward trend", f"none{how}"
+        return
+    shares = ", ".join(f"{share:.1%}" for share in found["explained"])
+    yield "reward trend", f"linear, explains {shares} of the reward's variance{how}"
+    yield "ridge of its residual", f"{facts['ridge_reward']:.3g}{_how(model.ridge_gamma)}"
 
 
 def _how(given: Any) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "MODEL_RATIO",
     "MODEL_TERMINAL",
     "MODEL_TRANSITIONS",
+    "MODEL_TREND",
     "PAIRED_OPERATOR",
     "PAIRED_SUMS",
     "POINTS",
@@ -206,8 +207,8 @@ REFERENCE: tuple[ArraySpec, ...] = (
     ArraySpec("mass", ("rank",), "float64", "regression coefficients of the constant 1"),
 )
 
-# Only where an episode terminates, in the paired construction, with an estimated density ratio, and with
-# exact operators.
+# Only where an episode terminates, in the paired construction, with an estimated density ratio, with exact
+# operators, and with a trend of the reward.
 MODEL_TERMINAL: tuple[ArraySpec, ...] = (
     ArraySpec(
         "terminal", ("rank", "wave"), "float64", "regression coefficients of exp(iWr) on terminal rows"
@@ -224,4 +225,10 @@ MODEL_TRANSITIONS: tuple[ArraySpec, ...] = (
     ArraySpec("transition_input", ("transition", "input_dim"), "float64", "state and action"),
     ArraySpec("transition_reward", ("transition", "reward_dim"), "float64", "reward"),
     ArraySpec("transition_terminal", ("transition",), "bool", "the episode ended with this transition"),
+)
+MODEL_TREND: tuple[ArraySpec, ...] = (
+    ArraySpec("trend_center", ("input_dim",), "float64", "mean input"),
+    ArraySpec("trend_weights", ("input_dim", "reward_dim"), "float64", "weights of the reward's trend"),
+    ArraySpec("trend_mean", ("reward_dim",), "float64", "reward's trend at the mean input"),
+    ArraySpec("residual_waves", ("wave",), "float64", "mean of exp(iWe), e the reward less its trend"),
 )

@@ -28,6 +28,7 @@ from kedrl_dask.schema import (
 )
 from kedrl_dask.settings import Settings
 from kedrl_dask.store import ArrayStore
+from kedrl_dask.sums import Ridges
 from kedrl_dask.transitions import TransitionStore
 
 __all__ = ["Prepared", "separated_problem"]
@@ -46,8 +47,10 @@ class Prepared:
     choices : Choices
     operators : ConditionalOperators
         The regression, in features or exact.
-    ridge_gamma, ridge_b, mass_penalty : float
-        λ_Γ, λ_B and λ_mass.
+    ridges : Ridges
+        λ_Γ, and that of the reward.
+    ridge_b, mass_penalty : float
+        λ_B and λ_mass.
     plan : Plan
     executor : Executor
     cache : Cache
@@ -57,7 +60,7 @@ class Prepared:
     store: TransitionStore
     choices: Choices
     operators: ConditionalOperators
-    ridge_gamma: float
+    ridges: Ridges
     ridge_b: float
     mass_penalty: float
     plan: Plan

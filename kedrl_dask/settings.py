@@ -77,6 +77,7 @@ class Settings:
     precision: Literal["mixed", "double"]
     random_state: int
     operators: Literal["features", "exact"]
+    reward_trend: Literal["none", "linear", "auto"]
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, naming the parameter."""
@@ -115,6 +116,7 @@ class Settings:
             "points": ("kmeans", "random"),
             "precision": ("mixed", "double"),
             "operators": ("features", "exact"),
+            "reward_trend": ("none", "linear", "auto"),
         }
         for name, allowed in choices.items():
             check_word(f"KEDRL: {name}", getattr(self, name), allowed)
@@ -122,6 +124,12 @@ class Settings:
             raise ValueError(
                 f"KEDRL: operators='exact' needs construction='separated', got {self.construction!r}: "
                 "only there the target is made of H and G"
+            )
+        if self.reward_trend != "none" and (self.construction, self.operators) != ("separated", "features"):
+            raise ValueError(
+                f"KEDRL: reward_trend={self.reward_trend!r} needs construction='separated' and "
+                f"operators='features', got {self.construction!r} and {self.operators!r}: only there the "
+                "reward has a regression of its own; leave reward_trend at 'none'"
             )
         for name in ("input_kernel", "return_kernel"):
             kernel = getattr(self, name)

@@ -217,6 +217,7 @@ def _sum_blocks(
             sums,
             choices.frequencies,
             continuation if "continuation" in kinds else None,
+            trend=choices.trend,
         )
         sum_blocks(task, [blocks[i] for i in sums], executor, advance)
     return [StoredBlocks(of_kind) for of_kind in places.values()]
@@ -277,6 +278,8 @@ def _facts(
         "precision": settings.dtype.name,
     }
     facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
+    if choices.trend is not None:
+        facts["rewards"] = {**facts["rewards"], "trend": choices.trend}
     facts["continuation"] = {
         **facts["inputs"],
         "basis": choices.basis.landmarks,

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.choices import Choices
 from kedrl_dask.costs import N_FOLDS
 from kedrl_dask.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.operators import ConditionalOperators
@@ -18,11 +19,29 @@ from kedrl_dask.passes import SUMS_KIND, combine_scalars
 from kedrl_dask.ratio import DensityRatio
 from kedrl_dask.schema import BLOCK_SCALARS
 from kedrl_dask.store import ArrayStore
+from kedrl_dask.trend import REWARD_RIDGES, TrendWaves
 from kedrl_dask.tuning import RIDGES, BlockSums, cross_validate_ridge
 
-__all__ = ["RegressionSums", "StoredBlocks", "choose_ridge", "read_folds", "recalibrate", "regress"]
+__all__ = [
+    "RegressionSums",
+    "Ridges",
+    "StoredBlocks",
+    "choose_ridges",
+    "read_folds",
+    "recalibrate",
+    "regress",
+]
 
 Array = npt.NDArray[Any]
+#: Ridges tried and their cross-validated errors, by the name of what was chosen.
+Tried = dict[str, dict[str, list[float]]]
+
+
+class Ridges(NamedTuple):
+    """λ_Γ, and the ridge of the reward's waves: another one only where they have a trend."""
+
+    gamma: float
+    reward: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,8 @@ class StoredBlocks:
 class RegressionSums:
     """The block sums of the streaming pass, added up over folds of episodes (the first axis).
 
-    Sums are with ψ: those that were made with φ are completed here, in double precision.
+    Sums are with ψ: those that were made with φ are completed here, in double precision. With a trend of the
+    reward, ``reward``, ``reward_sum`` and ``terminal`` are of its residual.
     """
 
     gram: Array
@@ -91,6 +111,16 @@ class RegressionSums:
     def n_transitions(self) -> float:
         """Number N of transitions."""
         return float(self.count.sum())
+
+    @property
+    def reward_mean(self) -> Array:
+        """Mean of exp(iWr) over all transitions; (2Q,)."""
+        return np.asarray(self.reward_sum.sum(axis=0) / self.n_transitions)
+
+    @property
+    def centred_reward(self) -> Array:
+        """Sums with ψ of exp(iWr) less its mean."""
+        return self.reward - self.mass[:, :, None] * self.reward_mean
 
 
 def read_folds(blocks: Sequence[StoredBlocks], features: NystromFeatures) -> dict[str, Array]:
@@ -124,45 +154,94 @@ def recalibrate(ratio: DensityRatio, sums: RegressionSums) -> tuple[DensityRatio
     )
 
 
-def choose_ridge(given: float | str, sums: RegressionSums) -> tuple[float, Array | None]:
-    """λ_Γ as given, or by cross-validation over folds of episodes from the stored sums alone."""
+def choose_ridges(given: float | str, sums: RegressionSums, has_trend: bool) -> tuple[Ridges, Tried]:
+    """Ridges as given, or by cross-validation over folds of episodes from the stored sums alone.
+
+    One for all responses; but with a trend of the reward, one for its residual and one for the others, which
+    are chosen by the continuation: it is zero after a terminal transition, so that it tells of those too.
+    """
     if not isinstance(given, str):
-        return float(given), None
+        return Ridges(float(given), float(given)), {}
     if len(sums.count) < 2:
         raise ValueError(
             "ridge_gamma='auto' needs at least two episodes to leave one out; give ridge_gamma a number"
         )
-    n = sums.n_transitions
+    continuation = sums.continuation, sums.continuation_sum, sums.scalars("continuation_square")
+    # |exp(iWr)|² = 1 at each frequency.
+    reward = sums.reward, sums.reward_sum, sums.count * (sums.reward.shape[2] // 2)
+    if not has_trend:
+        errors = cross_validate_ridge(_scaled(sums, reward, continuation))
+        ridge = RIDGES[int(np.argmin(errors))]
+        return Ridges(ridge, ridge), {"ridge_gamma": _tried(RIDGES, errors)}
+    errors = cross_validate_ridge(_scaled(sums, continuation))
+    of_reward = cross_validate_ridge(_centred(sums, *reward), REWARD_RIDGES)
+    # Of equal errors the largest ridge: a residual that does not vary does not depend on x.
+    largest = len(of_reward) - 1 - int(np.argmin(of_reward[::-1]))
+    return Ridges(RIDGES[int(np.argmin(errors))], REWARD_RIDGES[largest]), {
+        "ridge_gamma": _tried(RIDGES, errors),
+        "ridge_reward": _tried(REWARD_RIDGES, of_reward),
+    }
+
+
+def _tried(ridges: Sequence[float], errors: Array) -> dict[str, list[float]]:
+    return {"ridges": list(ridges), "errors": errors.tolist()}
+
+
+def _scaled(sums: RegressionSums, *groups: tuple[Array, Array, Array]) -> BlockSums:
+    """Responses side by side, each group with unit total variance, from Σψyᵀ, Σy and Σ‖y‖²."""
     responses, squares = [], np.zeros(len(sums.count))
-    # |exp(iWr)|² = 1 at each frequency. Each group of responses is scaled to unit total variance.
-    reward_square = sums.count * (sums.reward.shape[2] // 2)
-    groups = (
-        (sums.reward, sums.reward_sum, reward_square),
-        (sums.continuation, sums.continuation_sum, sums.scalars("continuation_square")),
-    )
     for response, total, square in groups:
-        mean = total.sum(axis=0) / n
-        variance = square.sum() / n - mean @ mean
-        # A response that does not vary says nothing; its rounding errors must not be blown up.
-        scale = 1 / variance if variance > 1e-12 * square.sum() / n else 0.0
+        scale = _scale(total, square, sums.n_transitions)
         responses.append(np.sqrt(scale) * response)
         squares += scale * square
-    blocks = BlockSums(sums.gram, np.concatenate(responses, axis=2), squares, sums.count)
-    errors = cross_validate_ridge(blocks)
-    return RIDGES[int(np.argmin(errors))], errors
+    return BlockSums(sums.gram, np.concatenate(responses, axis=2), squares, sums.count)
 
 
-def regress(
-    features: NystromFeatures, basis: Array, sums: RegressionSums, ridge: float
-) -> ConditionalOperators:
+def _centred(sums: RegressionSums, response: Array, total: Array, square: Array) -> BlockSums:
+    """A group of responses less their mean, with unit total variance."""
+    scale, mean = _scale(total, square, sums.n_transitions), total.sum(axis=0) / sums.n_transitions
+    squares = square - 2 * total @ mean + sums.count * (mean @ mean)
+    centred = response - sums.mass[:, :, None] * mean
+    return BlockSums(sums.gram, np.sqrt(scale) * centred, scale * squares, sums.count)
+
+
+def _scale(total: Array, square: Array, n_transitions: float) -> float:
+    """One over the total variance of a response.
+
+    Zero for one that does not vary: it says nothing, and its rounding errors must not be blown up.
+    """
+    mean = total.sum(axis=0) / n_transitions
+    variance = float(square.sum() / n_transitions - mean @ mean)
+    return 1 / variance if variance > 1e-12 * square.sum() / n_transitions else 0.0
+
+
+def regress(choices: Choices, sums: RegressionSums, ridges: Ridges) -> ConditionalOperators:
     """The conditional operators of all transitions."""
-    gram = sums.gram.sum(axis=0)
-    parts = [sums.continuation, sums.reward, sums.mass[:, :, None]]
+    gram, n = sums.gram.sum(axis=0), sums.n_transitions
+    parts = {"continuation": sums.continuation, "reward": sums.reward, "mass": sums.mass[:, :, None]}
     if sums.terminal is not None:
-        parts.append(sums.terminal)
-    totals = [part.sum(axis=0) for part in parts]
-    solved = solve_ridge(gram, np.hstack(totals), sums.n_transitions, ridge)
+        parts["terminal"] = sums.terminal
+    if choices.trend is None:
+        solved, trend = _solve(gram, parts, n, ridges.gamma), None
+    else:
+        del parts["reward"]
+        solved = _solve(gram, parts, n, ridges.gamma)
+        solved |= _solve(gram, {"reward": sums.centred_reward}, n, ridges.reward)
+        trend = TrendWaves(choices.trend, choices.frequencies, sums.reward_mean)
+    return ConditionalOperators(
+        choices.features,
+        choices.basis.landmarks,
+        solved["continuation"],
+        solved["reward"],
+        solved.get("terminal"),
+        solved["mass"][:, 0],
+        trend,
+    )
+
+
+def _solve(gram: Array, parts: dict[str, Array], n_transitions: float, ridge: float) -> dict[str, Array]:
+    """Regression coefficients of several responses with one ridge."""
+    totals = [part.sum(axis=0) for part in parts.values()]
+    solved = solve_ridge(gram, np.hstack(totals), n_transitions, ridge)
     pieces = np.split(solved, np.cumsum([total.shape[1] for total in totals])[:-1], axis=1)
-    continuation, reward, mass = (np.ascontiguousarray(piece) for piece in pieces[:3])
-    terminal = np.ascontiguousarray(pieces[3]) if sums.terminal is not None else None
-    return ConditionalOperators(features, basis, continuation, reward, terminal, mass[:, 0])
+    return {name: np.ascontiguousarray(piece) for name, piece in zip(parts, pieces, strict=True)}

@@ -25,6 +25,7 @@ __all__ = [
     "Trial",
     "cross_validate_folds",
     "cross_validate_ridge",
+    "held_out_errors",
     "median_kernel",
     "refine_lengths",
     "regression_targets",
@@ -132,18 +133,37 @@ def cross_validate_folds(sums: BlockSums, ridges: Sequence[float] = RIDGES, n_fo
     Σ‖y‖² − 2 tr(βᵀC_f) + tr(βᵀA_fβ).
     """
     folds = sums.merge(min(n_folds, len(sums.count)))
-    gram, response, count = folds.gram.sum(axis=0), folds.response.sum(axis=0), folds.count.sum()
-    errors = np.zeros((len(folds.count), len(ridges)))
-    for f in range(len(folds.count)):
-        values, vectors = eigh(gram - folds.gram[f])
-        train = vectors.T @ (response - folds.response[f])
-        held_gram, held = vectors.T @ folds.gram[f] @ vectors, vectors.T @ folds.response[f]
-        # tr(βᵀCβ)-type terms need only these r×r inner products, whatever the number of responses.
-        inner, cross = held_gram * (train @ train.T), np.einsum("ij,ij->i", train, held)
-        for i, ridge in enumerate(ridges):
-            shrink = 1 / (np.maximum(values, 0) + (count - folds.count[f]) * ridge)
-            errors[f, i] = folds.square[f] - 2 * shrink @ cross + shrink @ inner @ shrink
-    return errors / count
+    total = [part.sum(axis=0) for part in (folds.gram, folds.response, folds.count)]
+    errors = []
+    for gram, response, square, count in zip(
+        folds.gram, folds.response, folds.square, folds.count, strict=True
+    ):
+        train = total[0] - gram, total[1] - response, total[2] - count
+        errors.append(held_out_errors(*train, gram, response, square, ridges))
+    return np.array(errors) / total[2]
+
+
+def held_out_errors(
+    gram: Array,
+    response: Array,
+    count: float,
+    held_gram: Array,
+    held_response: Array,
+    held_square: float,
+    ridges: Sequence[float],
+) -> Array:
+    """Squared error on held-out rows of a regression with each ridge, from the sums of both; (len(ridges),).
+
+    ``gram`` Σψψᵀ, ``response`` Σψyᵀ and ``count`` are of the rows that are regressed, ``held_square`` is
+    Σ‖y‖².
+    """
+    values, vectors = eigh(gram)
+    fitted, held = vectors.T @ response, vectors.T @ held_response
+    # tr(βᵀCβ)-type terms need only these r×r inner products, whatever the number of responses.
+    inner = (vectors.T @ held_gram @ vectors) * (fitted @ fitted.T)
+    cross = np.einsum("ij,ij->i", fitted, held)
+    shrinks = [1 / (np.maximum(values, 0) + count * ridge) for ridge in ridges]
+    return np.array([held_square - 2 * shrink @ cross + shrink @ inner @ shrink for shrink in shrinks])
 
 
 @dataclass(frozen=True)

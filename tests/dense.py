@@ -167,6 +167,56 @@ class Criterion:
         return np.linalg.solve(hessian, -zero).reshape(shape)
 
 
+def linear_trend(inputs, rewards):
+    """m(x), by least squares of the reward on (x, 1)."""
+    design = np.column_stack([inputs, np.ones(len(inputs))])
+    solved = np.linalg.lstsq(design, rewards, rcond=None)[0]
+    return lambda x: np.append(x, 1.0) @ solved
+
+
+class RewardLaw:
+    """The law of the reward given x with a trend: atoms m(x) + e_j with signed weights c_j(x).
+
+    exp(iWe_j) less its mean is regressed on x, and the mean added again: c_j = 1/N + Γ_j − ΣΓ/N.
+    """
+
+    def __init__(self, kernel, inputs, rewards, trend, ridge):
+        self.kernel, self.inputs, self.trend, self.ridge = kernel, inputs, trend, ridge
+        self.residuals = np.array([r - trend(x) for x, r in zip(inputs, rewards, strict=True)])
+
+    def __call__(self, x):
+        n = len(self.inputs)
+        beta = conditional_weights(self.kernel, self.inputs, x, self.ridge)
+        return self.trend(x) + self.residuals, 1 / n + beta - beta.sum() / n
+
+
+class TrendCriterion(Criterion):
+    """The separated criterion with a :class:`RewardLaw`; Φ_L and the terminal part keep the weights Γ."""
+
+    def __init__(
+        self, kernel, return_kernel, inputs, rewards, terminal, kappa, basis, grid, points, weights,
+        discount, ridge_gamma, ridge_b, mass, target_mass=1.0, negative=0.0, *, trend, ridge_reward,
+    ):  # fmt: skip
+        self.grid_gram = return_kernel.gram(grid, grid)
+        self.basis_gram = gram(kernel, basis, basis)
+        self.k = gram(kernel, points, basis)
+        self.gamma = [conditional_weights(kernel, inputs, x, ridge_gamma) for x in points]
+        self.phi = [kappa.T @ g for g in self.gamma]
+        law = RewardLaw(kernel, inputs, rewards, trend, ridge_reward)
+        self.h, self.g, self.grid_terminal, self.shifted_terminal, self.terminal_square = [], [], [], [], []
+        for x, gamma in zip(points, self.gamma, strict=True):
+            atoms, c = law(x)
+            self.h.append(h_matrix(return_kernel, grid, discount, atoms, c))
+            self.g.append(g_matrix(return_kernel, grid, discount, atoms, c))
+            ended, t = atoms[terminal], gamma[terminal]
+            self.grid_terminal.append(return_kernel.gram(grid, ended) @ t)
+            shifted = [c @ return_kernel.gram(discount * z + atoms, ended) @ t for z in grid]
+            self.shifted_terminal.append(np.array(shifted))
+            self.terminal_square.append(t @ return_kernel.gram(ended, ended) @ t)
+        self.weights, self.ridge_b = weights, ridge_b
+        self.mass, self.target_mass, self.negative = mass, target_mass, negative
+
+
 class PairedCriterion(Criterion):
     """The criterion of app:paired_bellman_estimator, from all N²m² kernel values at every point.
 

@@ -18,7 +18,7 @@ FLOORS = {
         "checks", "criterion", "design", "drawing", "exact", "functionals", "fused", "grid",
         "kernels", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
         "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex", "sizing",
-        "solvers", "spectral", "summaries", "theory", "tuning",
+        "solvers", "spectral", "summaries", "theory", "trend", "tuning",
     },
     # Storage and execution.
     2: {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -166,6 +167,24 @@ def kill_worker_at_two(x):
 
 def total(x, group):
     return x
+
+
+def test_distributed__all_workers_are_lost_at_once():
+    """What was given to them, though others may do it, must not wait for them for ever."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        executor = DistributedExecutor(client, patience=120)
+        handles = executor.hold(add, [1, 2, 3, 4], 10)
+        assert executor.map(add, handles, 1) == [12, 13, 14, 15]
+        before = set(client.nthreads())
+        for pid in client.run(os.getpid).values():
+            os.kill(pid, signal.SIGKILL)
+        while before & set(client.nthreads()):
+            time.sleep(0.05)
+        assert executor.map(add, handles, 1) == [12, 13, 14, 15]
+        assert executor.map(add, handles, 2) == [13, 14, 15, 16]
 
 
 @pytest.fixture

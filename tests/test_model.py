@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore, policies
 from kedrl_dask.execute import DistributedExecutor, ThreadExecutor
 from kedrl_dask.fitting import choose_mass_penalty, choose_ridge_b
-from kedrl_dask.solvers import PCG, AdamW
+from kedrl_dask.solvers import LBFGS, PCG, AdamW
 from kedrl_dask.store import StoreError
 from kedrl_dask.transitions import DataError
 from tests.conftest import LOOPBACK, make_episodes
@@ -250,6 +250,15 @@ def test_save_and_load__same_answers(store, policy, tmp_path):
     )
     assert loaded.ratio_ is not None
     np.testing.assert_array_equal(loaded.ratio_(np.ones((2, 3))), model.ratio_(np.ones((2, 3))))
+
+
+@pytest.mark.parametrize("solver", [AdamW(n_iterations=60), LBFGS()])
+def test_save_and_load__solvers_whose_history_begins_without_a_certificate(store, policy, tmp_path, solver):
+    model = fit(store, policy, solver=solver)
+    model.save(tmp_path / "model")
+    loaded = KEDRL.load(tmp_path / "model")
+    assert loaded.solution_.history == model.solution_.history
+    np.testing.assert_array_equal(loaded.coefficients_, model.coefficients_)
 
 
 def test_save__no_pickle_on_disk(store, policy, tmp_path):

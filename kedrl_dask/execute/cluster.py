@@ -46,21 +46,27 @@ WORKER_DASHBOARD = "127.0.0.1:0"
 RETRIES, LONE_TRIES = 3, 2
 #: Seconds that a cluster may be without workers, and how often it is looked at while nothing else happens.
 PATIENCE, LOOK_EVERY = 600.0, 2.0
+#: Looks in a row that find workers idle after which tasks are taken for lost.
+STALLS = 3
 
 
 class PoisonError(Stopped):
     """A task ends every worker that runs it."""
 
 
+class _Stalled(Stopped):
+    """Workers have nothing to do, and tasks are not done."""
+
+
 class _Handle:
-    """A task whose result stays on a worker; it can be submitted anew when Dask has given up on it."""
+    """A task whose result stays on a worker; it can be submitted anew when Dask has lost or refused it."""
 
     def __init__(self, submit: Callable[[], Future], words: str) -> None:
         self._submit, self._words = submit, words
         self.future = submit()
 
     def renew(self) -> None:
-        if self.future.status not in ("pending", "finished"):
+        if self.future.status != "finished":
             self.future = self._submit()
 
     def __repr__(self) -> str:
@@ -73,6 +79,8 @@ class DistributedExecutor(Executor):
     Workers must reach the paths of the stores. Handles are futures; Dask recomputes what a lost worker
     held. A task that Dask gave up on, because too many workers died that had been given it, is run again by
     itself: only if they go on dying under it alone it is to blame, and a :class:`PoisonError` names it.
+    So is one that Dask has lost: a task that was given to a worker, though others may do it, waits for ever
+    if there was a moment without any worker.
 
     Parameters
     ----------
@@ -183,7 +191,7 @@ class DistributedExecutor(Executor):
         workers: list[str | None] = [address for address, n in threads for _ in range(n)] or [None]
 
         def submit(item: Any, worker: str | None) -> Future:
-            return self._submit(function, [item], shared, worker)[0]
+            return self._submit(function, [item], shared, worker if worker in self._workers() else None)[0]
 
         return [
             _Handle(partial(submit, item, workers[i * len(workers) // len(items)]), words_of(function, item))
@@ -213,7 +221,7 @@ class DistributedExecutor(Executor):
                             handle.renew()
                     return self._submit(function, [item], shared)[0]
 
-                results[i] = self._result(self._settle(submit, words_of(function, items[i])))
+                results[i] = self._computed(submit, words_of(function, items[i]))
             return results
 
     def attempt(
@@ -284,7 +292,10 @@ class DistributedExecutor(Executor):
             except Exception:
                 return [_outcome(future) for future in futures]
 
-        results = self._patiently(futures, wait)
+        try:
+            results = self._patiently(futures, wait)
+        except _Stalled:
+            return [KilledWorker(word, None, 0) for word in words]
         for outcome, described in zip(results, words, strict=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, KilledWorker):
                 self._cancel(futures)
@@ -298,6 +309,14 @@ class DistributedExecutor(Executor):
 
     def _result(self, future: Future) -> Any:
         return self._patiently([future], future.result)
+
+    def _computed(self, submit: Callable[[], Future], words: str) -> Any:
+        """Result of a task that is run by itself."""
+        while True:
+            try:
+                return self._result(self._settle(submit, words))
+            except _Stalled:  # workers came and went; those that are there now can do it
+                continue
 
     def _settle(self, submit: Callable[[], Future], words: str) -> Future:
         """Run a task by itself, and once more if its workers die: other tasks of theirs may be the cause."""
@@ -327,13 +346,16 @@ class DistributedExecutor(Executor):
                 answers.put((None, error))
 
         threading.Thread(target=run, name="kedrl-wait", daemon=True).start()
-        latest_workers = monotonic()
+        latest_workers, n_stalls = monotonic(), 0
         try:
             while True:
                 try:
                     result, error = answers.get(timeout=LOOK_EVERY)
                 except queue.Empty:
                     latest_workers = self._look(latest_workers)
+                    n_stalls = n_stalls + 1 if self._is_idle(futures) else 0
+                    if n_stalls == STALLS:
+                        raise _Stalled("the Dask scheduler has lost tasks; run the same again") from None
                     continue
                 if error is None:
                     return result
@@ -350,6 +372,17 @@ class DistributedExecutor(Executor):
         if monotonic() - latest_workers > self._patience:
             raise Stopped(f"the Dask cluster had no worker for {self._patience:.0f} s; start workers")
         return latest_workers
+
+    def _is_idle(self, futures: list[Future]) -> bool:
+        """Whether there are futures to wait for, and a worker that does nothing, and none that does them."""
+        if not any(future.status == "pending" for future in futures):
+            return False
+        with self._reached():
+            busy: dict[str, Sequence[str]] = dict(self._client.processing())
+            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        is_idle = any(not busy.get(name) and facts["status"] == "running" for name, facts in workers.items())
+        ours = f"-{self._run}-"
+        return is_idle and not any(ours in str(key) for keys in busy.values() for key in keys)
 
     def _cancel(self, futures: list[Future]) -> None:
         if self._client.status == "running":

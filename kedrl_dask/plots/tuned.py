@@ -52,7 +52,10 @@ def _tuning_panels(model: KEDRL, tried: dict[str, Any]) -> list[Callable[[Axes],
         if kernel["trials"]:
             draw.append(lambda axes: _trials(axes, kernel["trials"]))
     if "ridge_gamma" in tried:
-        draw.append(lambda axes: _ridge(axes, model.ridge_gamma_, **tried["ridge_gamma"]))
+        draw.append(partial(_ridge, name="λ_Γ", chosen=model.ridge_gamma_, **tried["ridge_gamma"]))
+    if "ridge_reward" in tried:
+        name = "λ of the reward's residual"
+        draw.append(partial(_ridge, name=name, chosen=model.ridge_reward_, **tried["ridge_reward"]))
     draw += [partial(_growth, name=name, **tried[name]) for name in GROWN if name in tried]
     return draw
 
@@ -102,11 +105,11 @@ def _trials(axes: Axes, trials: list[dict[str, Any]]) -> None:
     axes.legend(handles, ["accepted", "rejected", "worth while"], loc="lower right", fontsize=8)
 
 
-def _ridge(axes: Axes, chosen: float, ridges: list[float], errors: list[float]) -> None:
+def _ridge(axes: Axes, *, name: str, chosen: float, ridges: list[float], errors: list[float]) -> None:
     axes.semilogx(ridges, errors, "o-", color=BLUE, markersize=4)
     axes.axvline(chosen, color=ORANGE, linestyle="--", label=f"chosen: {chosen:.1e}")
     axes.legend(frameon=False)
-    axes.set(title="λ_Γ, all transitions", xlabel="ridge λ_Γ", ylabel="cross-validated error")
+    axes.set(title=f"{name}, all transitions", xlabel=f"ridge {name}", ylabel="cross-validated error")
     axes.grid(alpha=0.25)
 
 

@@ -71,7 +71,7 @@ def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) ->
     given = pair.settings
     common = {"discount": simulation.DISCOUNT, "return_kernel": given.kernel, "random_state": seed}
     if profile == "auto":
-        return common
+        return common | {"reward_trend": "auto"}
     adamw = AdamW(
         given.n_iterations, given.batch_size, given.learning_rate, given.weight_decay, random_state=seed
     )
