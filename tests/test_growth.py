@@ -123,7 +123,8 @@ def test_sums__of_a_grown_store_are_the_literal_ones(tmp_path, policy, base, n_t
     sums, _ = streamed.collect(choices.features, 5)
     found = store.transitions()
     psi = choices.features(found.inputs)
-    reward = waves(found.reward, choices.frequencies)
+    trend = 0.0 if choices.trend is None else choices.trend(found.inputs)
+    reward = waves(found.reward - trend, choices.frequencies)
     target = streamed.continuation.target
     kappa = continuation_sampled(
         choices.features.kernel, choices.basis.landmarks, found.next_state, found.terminal, policy,
