@@ -6,8 +6,11 @@ import asyncio
 import hashlib
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,7 @@ __all__ = [
     "PathLike",
     "PlainFiles",
     "StoreError",
+    "appearing",
     "attributes_at",
     "check_vacant",
     "digest",
@@ -91,6 +95,28 @@ def check_vacant(path: PathLike) -> Path:
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise FileExistsError(f"{path}: already exists; delete it or choose another path for the new store")
     return path
+
+
+@contextmanager
+def appearing(path: PathLike) -> Iterator[Path]:
+    """A folder to work in, beside ``path``; what the body leaves in its entry ``store`` moves to ``path``.
+
+    Whatever else happens, nothing stays behind.
+    """
+    path = check_vacant(path)
+    missing = [folder for folder in path.absolute().parents if not folder.exists()]
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    work = Path(mkdtemp(prefix=f".{path.name}-", dir=path.absolute().parent))
+    try:
+        yield work
+        (work / "store").rename(path)
+    except BaseException:
+        remove(work)
+        for folder in missing:
+            with suppress(OSError):  # another process has put something there
+                folder.rmdir()
+        raise
+    remove(work)
 
 
 def remove(path: PathLike) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from kedrl_dask.checks import check_word
 from kedrl_dask.encoding import MISSING, PARTS, Encoding, Part
 from kedrl_dask.progress import Reporter
-from kedrl_dask.store import PathLike, check_vacant
+from kedrl_dask.store import PathLike, appearing, check_vacant
 from kedrl_dask.tables.buckets import Buckets
 from kedrl_dask.tables.columns import Columns, MissingPolicy
 from kedrl_dask.tables.parsing import Parsed, parse
@@ -102,20 +101,17 @@ def ingest(
     opened, reporter = open_source(source, format), Reporter(progress)
     with reporter.stage("reading the table") as advance:
         found = survey(opened, named, standardised, advance)
-    path.resolve().parent.mkdir(parents=True, exist_ok=True)
-    # Beside the store, where there is room for it; the store moves to its path once it is complete.
-    with TemporaryDirectory(prefix=f".{path.name}-", dir=path.resolve().parent) as folder:
-        (Path(folder) / "buckets").mkdir()
+    with appearing(path) as folder:
+        (folder / "buckets").mkdir()  # beside the store, where there is room for it
         n_bytes = found.n_rows * 8 * (len(named.names) + 3)
-        with Buckets(Path(folder) / "buckets", found.episodes, n_bytes) as buckets:
+        with Buckets(folder / "buckets", found.episodes, n_bytes) as buckets:
             with reporter.stage("sorting by episode", found.n_rows) as advance:
                 for rows in _typed_rows(opened, named, found):
                     buckets.add(rows)
                     advance(len(rows["row"]))
             with reporter.stage("writing the store", found.n_rows) as advance:
-                store = Path(folder) / "store"
-                done = _write(store, opened, named, found, buckets, lone_rows == "drop", chunk_rows, advance)
-        store.rename(path)
+                to = folder / "store", opened, named, found, buckets, lone_rows == "drop", chunk_rows
+                done = _write(*to, advance)
     return done
 
 
