@@ -440,7 +440,7 @@ def test_rehearsal__reports_actions_beside_the_logged_ones(small_store):
         "100% of the policy's actions lie outside .* action 0, .*check the units", half.findings[0]
     )
     nowhere = policies.Function(lambda state, rng: np.where(state[:, :1] > 1, np.nan, 0.0))
-    with pytest.raises(PolicyError, match="successors of rows 0 to .* rows that are not finite"):
+    with pytest.raises(PolicyError, match=r"successors of rows 0 to .* rows that are not finite"):
         rehearse(nowhere, small_store)
 
 
