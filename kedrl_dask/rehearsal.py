@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kedrl_dask.drawing import checked_draws
 from kedrl_dask.kernels import Matern
+from kedrl_dask.numerics import FitWarning
 from kedrl_dask.overlap import Overlap, action_overlap
 from kedrl_dask.policies import Policy
 from kedrl_dask.transitions import Transitions, TransitionStore
@@ -25,7 +26,7 @@ PLACES, PLACE_ROWS, N_DRAWS = 8, 64, 8
 LARGE_OUTSIDE = 0.5
 
 
-class PolicyWarning(UserWarning):
+class PolicyWarning(FitWarning):
     """A policy acts where little was logged."""
 
 
