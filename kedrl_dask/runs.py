@@ -240,7 +240,7 @@ def describe(
         "data": {
             "path": str(store.path.resolve()),
             "fingerprint": store.fingerprint,
-            "encoding": None if store.encoding is None else store.encoding.to_json(),
+            **({} if store.encoding is None else {"encoding": store.encoding.to_json()}),
             **({} if store.base is store else {"grown_from": store.base.n_rows}),
         },
         "policy": _describe_policy(policy, store),
@@ -274,7 +274,7 @@ def _agreed(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         *_differences("settings", found["settings"], wanted["settings"]),
         *_differences("policy", found["policy"], wanted["policy"]),
     ]
-    if any(found["data"].get(key) != wanted["data"][key] for key in ("fingerprint", "encoding")):
+    if any(found["data"].get(key) != wanted["data"].get(key) for key in ("fingerprint", "encoding")):
         before, now = (f"{d['path']} ({d['fingerprint'][:16]})" for d in (found["data"], wanted["data"]))
         differences.append(f"data were {before}, now {now}")
     else:
