@@ -17,6 +17,7 @@ import yaml
 from kedrl_dask.config import load_config
 from kedrl_dask.execute import KINDS, open_cluster
 from kedrl_dask.process import Stopped
+from kedrl_dask.scheduling import load_schedule
 from tests.test_architecture import PACKAGE
 
 DEPLOY = PACKAGE.parent / "deploy"
@@ -144,6 +145,13 @@ def test_manifests__agree_with_each_other():
     labels = template["metadata"]["labels"].items()
     allowed = by_kind["NetworkPolicy"]["spec"]["ingress"][0]["from"]
     assert any(labels >= peer.get("podSelector", {}).get("matchLabels", {"": ""}).items() for peer in allowed)
+
+
+@pytest.mark.parametrize("folder", ["kubernetes", "schedule", "slurm"])
+def test_config__can_be_evaluated_on_a_schedule(folder):
+    found = load_schedule(DEPLOY / folder / "config.toml")
+    assert found.output.name == "evaluations"
+    assert len(found.state) == 2
 
 
 @pytest.mark.parametrize("folder", ["local", "slurm", "kubernetes"])
