@@ -440,6 +440,10 @@ def test_signal__checkpoints_at_once_and_ends(stage, signal_, code, store, polic
         assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(0.6)
+    while stage == "streaming pass" and not any((run / "cache").glob("inputs-*/manifest/[0-9]*.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.send_signal(signal_)
     start = time.monotonic()
     assert process.wait(timeout=30) == code
