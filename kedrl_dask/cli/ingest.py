@@ -16,7 +16,7 @@ from kedrl_dask.transitions import TransitionStore
 __all__ = ["add"]
 
 NOTE = """\
-example:
+examples:
   kedrl ingest visits.csv visits.zarr --episode patient --time date --state age weight town \\
       --categorical town --action dose --reward effect harm --terminated died --missing impute
 
