@@ -219,14 +219,15 @@ class DistributedExecutor(Executor):
         *shared: Any,
         advance: Advance | None = None,
     ) -> list[Any]:
-        """One task per item; those whose workers died are tried once more, each by itself.
+        """One task per item; those whose workers died are tried again, each by itself.
 
-        Dask blames all tasks that a dead worker had been given.
+        Dask blames all tasks that a dead worker had been given, even while it was dying.
         """
         outcomes = self._outcomes(function, items, shared, advance)
-        for i, outcome in enumerate(outcomes):
-            if isinstance(outcome, KilledWorker):
-                (outcomes[i],) = self._outcomes(function, [items[i]], shared, None)
+        for i in _given_up(outcomes):
+            for _ in range(LONE_TRIES):
+                if isinstance(outcomes[i], KilledWorker):
+                    (outcomes[i],) = self._outcomes(function, [items[i]], shared, None)
         return outcomes
 
     def _outcomes(self, function: Any, items: Any, shared: Any, advance: Advance | None) -> list[Any]:
