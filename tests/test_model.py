@@ -276,6 +276,18 @@ def test_save__existing_path(store, policy, tmp_path):
         model.save(tmp_path / "model")
 
 
+def test_load__array_that_claims_far_more_than_there_is(store, policy, tmp_path):
+    """Chunks that are absent count as zeros: a few bytes of metadata must not fill the memory."""
+    fit(store, policy).save(tmp_path / "model")
+    for file in (tmp_path / "model" / "zarr.json", tmp_path / "model" / "history" / "zarr.json"):
+        metadata = json.loads(file.read_text())
+        consolidated = (metadata.get("consolidated_metadata") or {}).get("metadata", {})
+        (metadata if "shape" in metadata else consolidated.get("history", {}))["shape"] = [2 * 10**7, 3]
+        file.write_text(json.dumps(metadata))
+    with pytest.raises(StoreError, match=r"claims 480,\d\d\d,\d\d\d bytes in .* on disk; chunks are missing"):
+        KEDRL.load(tmp_path / "model")
+
+
 def test_load__not_a_model(store):
     with pytest.raises(StoreError, match="expected 'kedrl model'"):
         KEDRL.load(store.path)
