@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -121,53 +120,34 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _blas() -> Check:
+    from kedrl_dask.execute.reach import granted
+
     np.ones((2, 2)) @ np.ones((2, 2))
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
-    cores, quota = len(os.sched_getaffinity(0)), _cpu_quota()
+    cores, _ = granted()
     words = ", ".join(
-        f"{info['internal_api']} {info.get('version') or ''} with {info['num_threads']} threads".replace(
-            "  ", " "
+        " ".join(
+            filter(None, [info["internal_api"], info.get("version"), f"with {info['num_threads']} threads"])
         )
         for info in libraries
     )
-    text = f"{words or 'none found'}; {cores} cores" + (f", a quota of {quota:g}" if quota else "")
+    text = f"{words or 'none found'}; cores that may be used: {cores}"
     if not libraries:
         return Check("BLAS", "caution", text, "install NumPy from a wheel, or with OpenBLAS or MKL")
-    if quota and quota < cores:
-        remedy = (
-            f"start as many workers or threads as the quota has: export OMP_NUM_THREADS={max(1, int(quota))}"
-        )
+    if cores < max(info["num_threads"] for info in libraries):
+        remedy = f"start as many workers or threads as may run: export OMP_NUM_THREADS={cores}"
         return Check("BLAS", "caution", text, remedy)
     return Check("BLAS", "good", text)
 
 
-def _cpu_quota() -> float | None:
-    """Cores that the control group grants."""
-    try:
-        granted, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if granted == "max" else int(granted) / int(period)
-
-
-def memory_limit() -> int | None:
-    """Bytes that the control group grants, of either version; None without a limit."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = Path("/sys/fs/cgroup", name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal() and int(text) < psutil.virtual_memory().total:
-            return int(text)
-    return None
-
-
 def _memory() -> Check:
-    found, limit = psutil.virtual_memory(), memory_limit()
+    from kedrl_dask.execute.reach import granted
+
+    found, (_, limit) = psutil.virtual_memory(), granted()
     text = f"{found.total / GIB:.1f} GiB, {found.available / GIB:.1f} free"
-    if limit is not None:
-        text += f"; the control group allows {limit / GIB:.1f}"
-    if min(found.available, limit or found.available) < LEAST_MEMORY:
+    if limit < found.total:
+        text += f"; limits of this process allow {limit / GIB:.1f}"
+    if min(found.available, limit) < LEAST_MEMORY:
         remedy = "ask for more, or give smaller sizes: kedrl plan STORE says what a fit takes"
         return Check("memory", "caution", text, remedy)
     return Check("memory", "good", text)

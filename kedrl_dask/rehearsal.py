@@ -15,6 +15,7 @@ from kedrl_dask.numerics import FitWarning
 from kedrl_dask.overlap import Overlap, action_overlap
 from kedrl_dask.policies import Policy
 from kedrl_dask.transitions import Transitions, TransitionStore
+from kedrl_dask.tuning import standard_deviations
 
 __all__ = ["PolicyWarning", "Rehearsal", "rehearse"]
 
@@ -52,8 +53,7 @@ class Rehearsal:
     @cached_property
     def overlap(self) -> Overlap:
         """Target actions beside logged ones; distances are in standard deviations of the columns."""
-        spread = self.sample.inputs.std(axis=0)
-        kernel = Matern(length_scale=tuple(np.where(spread > 0, spread, 1.0).tolist()))
+        kernel = Matern(length_scale=tuple(standard_deviations(self.sample.inputs).tolist()))
         part = self.sample
         given = part.inputs, part.episode, part.next_state, part.next_action
         with np.errstate(over="ignore"):  # of actions so far away that their squares are infinite

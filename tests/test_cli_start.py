@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import kedrl_dask
@@ -174,24 +176,21 @@ def test_doctor__scheduler_that_answers(tmp_path):
     assert "1 workers of 2 threads" in check.found
 
 
-def test_doctor__limits_of_the_control_group(tmp_path, monkeypatch):
+def test_doctor__limits_of_the_process(monkeypatch):
     from kedrl_dask import doctor
+    from kedrl_dask.execute import reach
 
-    real = Path
-
-    class Fake:
-        def __new__(cls, *parts):
-            text = str(real(*parts))
-            return real(text.replace("/sys/fs/cgroup", str(tmp_path)))
-
-    monkeypatch.setattr(doctor, "Path", Fake)
-    assert doctor.memory_limit() is None
-    (tmp_path / "memory.max").write_text("max\n")
-    assert doctor.memory_limit() is None
-    (tmp_path / "memory.max").write_text(f"{2**30}\n")
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert doctor.memory_limit() == 2**30
+    cores, memory = reach.granted()
+    assert 1 <= cores <= os.cpu_count()
+    assert 0 < memory <= psutil.virtual_memory().total
+    two_threads = [{"user_api": "blas", "internal_api": "openblas", "version": None, "num_threads": 2}]
+    monkeypatch.setattr(doctor, "threadpool_info", lambda: two_threads)
+    monkeypatch.setattr(reach, "granted", lambda: (2, 2**40))
+    assert doctor._blas().status == "good"
+    assert "limits" not in doctor._memory().found
+    monkeypatch.setattr(reach, "granted", lambda: (1, 2**30))
     assert doctor._memory().status == "caution"
+    assert "allow 1.0" in doctor._memory().found
     assert doctor._blas().status == "caution"
     assert "OMP_NUM_THREADS=1" in doctor._blas().remedy
 

@@ -1,16 +1,23 @@
-"""Whether a scheduler can be reached, and what is behind it."""
+"""What a machine grants this process, whether a scheduler can be reached, and what is behind it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from dask.system import cpu_count
 from distributed import Client
+from distributed.system import memory_limit
 
-__all__ = ["reach_scheduler"]
+__all__ = ["granted", "reach_scheduler"]
+
+
+def granted() -> tuple[int, int]:
+    """Cores and bytes of memory that this process may use: the machine's, or what limits leave."""
+    return cpu_count(), memory_limit()
 
 
 def reach_scheduler(address: str, seconds: float) -> dict[str, Any]:
-    """Workers, threads and memory of the cluster at an address, and packages that differ from this process's.
+    """Workers and threads of the cluster at an address, and packages that differ from this process's.
 
     Raises
     ------
@@ -31,7 +38,5 @@ def reach_scheduler(address: str, seconds: float) -> dict[str, Any]:
     return {
         "workers": len(workers),
         "threads": sum(worker["nthreads"] for worker in workers),
-        "memory": sum(worker["memory_limit"] for worker in workers),
         "differing": sorted(differing),
-        "encrypted": address.startswith("tls://"),
     }

@@ -116,7 +116,7 @@ def _overlap(summary: dict[str, Any]) -> Rows:
         "Density ratio, and coefficients at the test inputs",
         ("", "ESS", "largest ratio", "row sums (SD)", "negative share"),
         rows,
-        "Row sums of coefficients: 1 is right. No early stop keeps coefficients of the minimiser small.",
+        "Row sums of coefficients: 1 is right.",
     )
 
 
