@@ -1,9 +1,9 @@
 """Uncertainty by resampling trajectories: replicates of a fit from its block sums, without another pass.
 
 Blocks of whole episodes are drawn with replacement. The sums of a replicate are the stored sums of the
-blocks, each as often as it was drawn. Landmarks, basis, grid, kernels, trend, ridges and conditioning points
-are those of the fit. What is left is a regression, the operators at the conditioning points, and a solution
-that starts from the fitted coefficients.
+blocks, each as often as it was drawn. Landmarks, basis, grid, kernels, ridges and conditioning points are
+those of the fit; a trend of the reward is fitted again. What is left is a regression, the operators at the
+conditioning points, and a solution that starts from the fitted coefficients.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from kedrl_dask.fitting import check_policy
 from kedrl_dask.numerics import NumericalError
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.objective import BellmanObjective
+from kedrl_dask.operators import ConditionalOperators
 from kedrl_dask.passes import Conditioning
 from kedrl_dask.planning import checked_plan
 from kedrl_dask.policies import Policy
@@ -37,9 +38,11 @@ from kedrl_dask.ratio import DensityRatio
 from kedrl_dask.separating import Prepared
 from kedrl_dask.settings import Settings
 from kedrl_dask.solvers import LBFGS, PCG
+from kedrl_dask.spectral import as_complex, waves
 from kedrl_dask.streaming import stream
 from kedrl_dask.sums import RegressionSums, Ridges, StoredBlocks, recalibrate, regress
 from kedrl_dask.transitions import TransitionStore
+from kedrl_dask.trend import LinearTrend, TrendWaves
 
 if TYPE_CHECKING:
     from kedrl_dask.model import KEDRL
@@ -56,6 +59,8 @@ FEWEST_BLOCKS = 5
 MOST_REPLICATES = 10**5
 #: Relative gradient to which a replicate is solved: far below what replicates differ by.
 TOLERANCE = 1e-5
+#: Inputs at which the fit's expectations are taken to fit a trend again.
+EXPECTED_AT = 4_000
 #: Bias in standard errors at the smallest mean square error, if that falls as N^(-4/5): √(5/4 − 1).
 BIAS = 0.5
 
@@ -227,10 +232,16 @@ def run_bootstrap(
         settings, store, choices, model.operators_, ridges, model.ridge_b_, model.mass_penalty_,
         checked_plan(settings, store, executor, None, cache), executor, cache,
     )  # fmt: skip
+    around = model.operators_.trend
+    inputs = choices.sample.inputs
+    expected = None if around is None else ExpectedWaves.build(model.operators_, around, inputs)
     found = []
     with reporter.stage("replicates", n_replicates) as advance:
         for first, last in even_ranges(n_replicates, BATCH):
             for sums in _weighted_sums(streamed.blocks, choices.features, counts[first:last]):
+                if expected is not None:
+                    trend, sums = expected.refit_trend(sums)
+                    start = replace(start, choices=replace(choices, trend=trend))
                 found.append(_replicate(start, sums, streamed.continuation.ratio, model.coefficients_))
                 advance()
     return Bootstrap(model, np.stack(found), counts)
@@ -252,6 +263,63 @@ def _weighted_sums(
         totals[name] = features.complete_sums(totals[name])
     for i in range(len(counts)):
         yield RegressionSums(**{name: total[i : i + 1] for name, total in totals.items()})
+
+
+@dataclass(frozen=True)
+class ExpectedWaves:
+    """What the fit expects of exp(iWe), e = r − m(x), at some logged inputs.
+
+    With the trend m + δ of a replicate the residual's waves are exp(iWe) ⊙ exp(−iWδ(x)). What the second
+    factor changes in their sums is taken at the expectation of the first: δ is of the order of N^(-1/2), and
+    what that leaves out of N⁻¹.
+
+    Attributes
+    ----------
+    around : TrendWaves
+        The fit's trend m, among the waves.
+    inputs : (n, p + q) array
+    features : (n, r) array
+        ψ.
+    reward : (n, 2Q) array
+        E[exp(iWe)|x].
+    terminal : (n, 2Q) array or None
+        E[1{terminal} exp(iWe)|x].
+    """
+
+    around: TrendWaves
+    inputs: Array
+    features: Array
+    reward: Array
+    terminal: Array | None
+
+    @classmethod
+    def build(cls, operators: ConditionalOperators, around: TrendWaves, inputs: Array) -> ExpectedWaves:
+        """By the operators of the fit, at no more than ``EXPECTED_AT`` of the inputs."""
+        inputs = inputs[:: -(-len(inputs) // EXPECTED_AT)]
+        psi = operators.features(inputs)
+        terminal = None if operators.terminal is None else psi @ operators.terminal
+        return cls(around, inputs, psi, around.mean + psi @ operators.reward, terminal)
+
+    def refit_trend(self, sums: RegressionSums) -> tuple[LinearTrend, RegressionSums]:
+        """The trend of a replicate, and its sums around this, given those around m."""
+        before = self.around.trend
+        trend = before.refit(sums.trend_moments)
+        turned = as_complex(waves(before(self.inputs) - trend(self.inputs), self.around.frequencies))
+        turned -= 1
+        share = sums.n_transitions / len(self.inputs)
+
+        def change(expected: Array) -> Array:
+            return share * (turned * as_complex(expected)).view(np.float64)
+
+        reward, terminal = change(self.reward), sums.terminal
+        if terminal is not None and self.terminal is not None:
+            terminal = terminal + self.features.T @ change(self.terminal)
+        return trend, replace(
+            sums,
+            reward=sums.reward + self.features.T @ reward,
+            reward_sum=sums.reward_sum + reward.sum(axis=0),
+            terminal=terminal,
+        )
 
 
 @dataclass(frozen=True)

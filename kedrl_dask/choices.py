@@ -16,12 +16,12 @@ from kedrl_dask.costs import DESIGN_SAMPLE
 from kedrl_dask.design import choose_points
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
-from kedrl_dask.schema import POINTS, RETURNS, SAMPLE, ArraySpec
+from kedrl_dask.schema import POINTS, RETURNS, SAMPLE, TREND, ArraySpec
 from kedrl_dask.settings import Settings
 from kedrl_dask.spectral import frequencies
 from kedrl_dask.store import ArrayStore
 from kedrl_dask.transitions import Transitions, TransitionStore
-from kedrl_dask.trend import LinearTrend, try_trend
+from kedrl_dask.trend import LinearTrend, TrendMoments, try_trend
 from kedrl_dask.tuning import InputTuning, median_kernel, tune_input_kernel
 
 __all__ = ["Choices", "make_choices"]
@@ -33,6 +33,8 @@ KIND = "kedrl choices"
 RULES = 2
 #: Transitions for tuning.
 TUNING_SAMPLE = 4_000
+#: Rows that are read at once for the trend of all transitions.
+TREND_ROWS = 2**16
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Ch
         n_features, tuning["n_features"] = growth.size, growth.to_dict()
     waves = frequencies(return_kernel, store.reward_dim, n_features, settings.spectral, seed)
     trend, tried = _trend(settings, sample, features, waves)
+    if trend is not None and len(sample) < store.n_transitions:
+        trend = _refit(trend, store, cache, of_sample)
     return Choices(sample, features, basis, grid, waves, return_kernel, tuning | tried, trend)
 
 
@@ -161,6 +165,23 @@ def _trend(
         tried["reward_trend"] = trial.to_dict()
         wanted = "linear" if trial.accepted else "none"
     return LinearTrend.fit(sample.inputs, sample.reward) if wanted == "linear" else None, tried
+
+
+def _refit(trend: LinearTrend, store: TransitionStore, cache: Cache, of_sample: Facts) -> LinearTrend:
+    """The trend of all transitions, from that of the sample."""
+
+    def make(path: Path) -> None:
+        parts = (store.transitions(start, stop) for start, stop in _spans(store.n_rows))
+        found = [trend.moments(part.inputs, part.reward - trend(part.inputs)) for part in parts]
+        whole = trend.refit(TrendMoments(*(sum(sums) for sums in zip(*found, strict=True))))
+        _file(path, TREND, whole.to_arrays(), {})
+
+    filed = ArrayStore.open(cache.get("trend", {"sample": of_sample, "trend": trend}, make), KIND)
+    return LinearTrend.from_arrays({spec.name: filed.read(spec.name) for spec in TREND})
+
+
+def _spans(n_rows: int) -> list[tuple[int, int]]:
+    return [(start, min(start + TREND_ROWS, n_rows)) for start in range(0, n_rows, TREND_ROWS)]
 
 
 def _tune(settings: Settings, sample: Transitions) -> InputTuning:

@@ -265,8 +265,11 @@ def _reward_sums(
     phi: Array, part: Transitions, frequencies: Array, trend: LinearTrend | None, with_terminal: bool
 ) -> Sums:
     reward = scratch("waves", (len(part), 2 * len(frequencies)), phi.dtype)
-    waves(part.reward if trend is None else part.reward - trend(part.inputs), frequencies, out=reward)
+    residual = part.reward if trend is None else part.reward - trend(part.inputs)
+    waves(residual, frequencies, out=reward)
     sums = {"reward": _product("reward", phi, reward), "reward_sum": _total(reward)}
+    if trend is not None:
+        sums["trend_gram"], sums["trend_cross"] = trend.moments(part.inputs, residual)
     if with_terminal:
         sums["terminal"] = phi[part.terminal].T @ reward[part.terminal]
     return sums

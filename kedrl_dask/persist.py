@@ -79,9 +79,7 @@ def save(model: KEDRL, path: str | Path) -> None:
         arrays["terminal"] = operators.terminal
         specs += MODEL_TERMINAL
     if operators.trend is not None:
-        trend = operators.trend.trend
-        arrays |= {"trend_center": trend.center, "trend_weights": trend.weights, "trend_mean": trend.mean}
-        arrays["residual_waves"] = operators.trend.mean
+        arrays |= operators.trend.trend.to_arrays() | {"residual_waves": operators.trend.mean}
         specs += MODEL_TREND
     if model.target_ is not None:
         arrays["target"] = model.target_
@@ -280,8 +278,7 @@ def _trend(arrays: dict[str, Array], frequencies: Array) -> TrendWaves | None:
     """The trend of the reward, if the model has one."""
     if "trend_center" not in arrays:
         return None
-    trend = LinearTrend(*(arrays[f"trend_{name}"] for name in ("center", "weights", "mean")))
-    return TrendWaves(trend, frequencies, arrays["residual_waves"])
+    return TrendWaves(LinearTrend.from_arrays(arrays), frequencies, arrays["residual_waves"])
 
 
 def _ratio_numbers(ratio: DensityRatio) -> dict[str, Any]:

@@ -33,6 +33,8 @@ __all__ = [
     "SAMPLE",
     "TRANSITIONS",
     "TRANSITION_DIGESTS",
+    "TREND",
+    "TREND_SUMS",
     "ArraySpec",
 ]
 
@@ -93,6 +95,18 @@ REWARD_SUMS: tuple[ArraySpec, ...] = (
     ),
     ArraySpec("reward_sum", ("block", "wave"), "float64", "sum of exp(iWr), real and imaginary in turn"),
     ArraySpec("terminal", ("block", "rank", "wave"), "float64", "sum of phi exp(iWr)^T over terminal rows"),
+)
+# A trend m of the reward; with it there are further sums, and waves are of the residual e = r - m(x).
+TREND: tuple[ArraySpec, ...] = (
+    ArraySpec("trend_center", ("input_dim",), "float64", "mean input"),
+    ArraySpec("trend_weights", ("input_dim", "reward_dim"), "float64", "weights of the reward's trend"),
+    ArraySpec("trend_mean", ("reward_dim",), "float64", "reward's trend at the mean input"),
+)
+TREND_SUMS: tuple[ArraySpec, ...] = (
+    ArraySpec(
+        "trend_gram", ("block", "trend_term", "trend_term_again"), "float64", "sum of (1, x - center) squared"
+    ),
+    ArraySpec("trend_cross", ("block", "trend_term", "reward_dim"), "float64", "sum of (1, x - center) e^T"),
 )
 RESPONSE_SUMS: tuple[ArraySpec, ...] = (
     ArraySpec(
@@ -227,8 +241,6 @@ MODEL_TRANSITIONS: tuple[ArraySpec, ...] = (
     ArraySpec("transition_terminal", ("transition",), "bool", "the episode ended with this transition"),
 )
 MODEL_TREND: tuple[ArraySpec, ...] = (
-    ArraySpec("trend_center", ("input_dim",), "float64", "mean input"),
-    ArraySpec("trend_weights", ("input_dim", "reward_dim"), "float64", "weights of the reward's trend"),
-    ArraySpec("trend_mean", ("reward_dim",), "float64", "reward's trend at the mean input"),
+    *TREND,
     ArraySpec("residual_waves", ("wave",), "float64", "mean of exp(iWe), e the reward less its trend"),
 )

@@ -37,6 +37,7 @@ from kedrl_dask.schema import (
     INPUT_SUMS,
     RATIO_SUMS,
     REWARD_SUMS,
+    TREND_SUMS,
     ArraySpec,
 )
 from kedrl_dask.settings import Settings
@@ -189,9 +190,12 @@ def _sum_blocks(
 ) -> list[StoredBlocks]:
     """Run the streaming pass for the sums that the cache does not have; returns where all of them are."""
     features, basis = choices.features, choices.basis.landmarks
-    parts = {"inputs": INPUT_SUMS, "rewards": REWARD_SUMS, "continuation": CONTINUATION_SUMS}
+    of_rewards = REWARD_SUMS if choices.trend is None else REWARD_SUMS + TREND_SUMS
+    parts = {"inputs": INPUT_SUMS, "rewards": of_rewards, "continuation": CONTINUATION_SUMS}
     sizes = {"rank": features.rank, "rank_again": features.rank, "wave": 2 * len(choices.frequencies)}
     sizes |= {"basis": len(basis), "scalar_name": len(BLOCK_SCALARS)}
+    sizes |= dict.fromkeys(("trend_term", "trend_term_again"), 1 + basis.shape[1])
+    sizes["reward_dim"] = store.reward_dim
     places: dict[str, list[tuple[Path, int]]] = {kind: [] for kind in parts}
     lacking: dict[tuple[str, ...], dict[int, tuple[Destination, ...]]] = {}
     for first, n_blocks, n_stored, own, has_terminal in _segments(store, settings.n_blocks, blocks):
@@ -281,7 +285,7 @@ def _facts(
     }
     facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
     if choices.trend is not None:
-        facts["rewards"] = {**facts["rewards"], "trend": choices.trend}
+        facts["rewards"] = {**facts["rewards"], "trend": [choices.trend, *(s.name for s in TREND_SUMS)]}
     facts["continuation"] = {
         **facts["inputs"],
         "basis": choices.basis.landmarks,

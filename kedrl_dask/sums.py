@@ -19,7 +19,7 @@ from kedrl_dask.passes import SUMS_KIND, combine_scalars
 from kedrl_dask.ratio import DensityRatio
 from kedrl_dask.schema import BLOCK_SCALARS
 from kedrl_dask.store import ArrayStore
-from kedrl_dask.trend import REWARD_RIDGES, TrendWaves
+from kedrl_dask.trend import REWARD_RIDGES, TrendMoments, TrendWaves
 from kedrl_dask.tuning import RIDGES, BlockSums, cross_validate_ridge
 
 __all__ = [
@@ -85,7 +85,8 @@ class RegressionSums:
     """The block sums of the streaming pass, added up over folds of episodes (the first axis).
 
     Sums are with ψ: those that were made with φ are completed here, in double precision. With a trend of the
-    reward, ``reward``, ``reward_sum`` and ``terminal`` are of its residual.
+    reward, ``reward``, ``reward_sum`` and ``terminal`` are of its residual, and there are the moments from
+    which it may be fitted again.
     """
 
     gram: Array
@@ -97,6 +98,8 @@ class RegressionSums:
     continuation_sum: Array
     scalar: Array
     terminal: Array | None = None
+    trend_gram: Array | None = None
+    trend_cross: Array | None = None
 
     @classmethod
     def from_blocks(
@@ -118,6 +121,13 @@ class RegressionSums:
     def reward_mean(self) -> Array:
         """Mean of exp(iWr) over all transitions; (2Q,)."""
         return np.asarray(self.reward_sum.sum(axis=0) / self.n_transitions)
+
+    @property
+    def trend_moments(self) -> TrendMoments:
+        """Moments of all transitions, from which a trend of the reward is fitted again."""
+        if self.trend_gram is None or self.trend_cross is None:
+            raise ValueError("these sums were made without a trend of the reward")
+        return TrendMoments(self.trend_gram.sum(axis=0), self.trend_cross.sum(axis=0))
 
     @property
     def centred_reward(self) -> Array:

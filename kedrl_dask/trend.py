@@ -8,8 +8,8 @@ but where the reward is far from linear that is no easier, and the error may be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.spectral import as_complex, waves
 from kedrl_dask.tuning import RIDGES, TUNING_FOLDS, held_out_errors, standard_deviations
 
-__all__ = ["REWARD_RIDGES", "LinearTrend", "TrendTrial", "TrendWaves", "try_trend"]
+__all__ = ["REWARD_RIDGES", "LinearTrend", "TrendMoments", "TrendTrial", "TrendWaves", "try_trend"]
 
 Array = npt.NDArray[Any]
 
@@ -27,6 +27,15 @@ Array = npt.NDArray[Any]
 REWARD_RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, 2.1, 0.5))
 #: Frequencies whose waves are predicted to compare regressions with and without a trend, at most.
 TRIAL_FREQUENCIES = 64
+#: Share of the largest eigenvalue of Σx̃x̃ᵀ, in standard deviations, below which it is one of rounding.
+COLLINEAR = 1e-12
+
+
+class TrendMoments(NamedTuple):
+    """Σx̃x̃ᵀ and Σx̃(r − m(x))ᵀ over transitions, with x̃ = (1, x − center)."""
+
+    gram: Array
+    cross: Array
 
 
 @dataclass(frozen=True)
@@ -54,9 +63,31 @@ class LinearTrend:
         scaled = np.linalg.lstsq((inputs - center) / spread, reward - mean, rcond=None)[0]
         return cls(center, scaled / spread[:, None], mean)
 
+    def moments(self, inputs: Array, residual: Array) -> TrendMoments:
+        """Sums from which :meth:`refit` finds the trend of these transitions, whose r − m(x) are given."""
+        design = np.column_stack([np.ones(len(inputs)), inputs - self.center])
+        return TrendMoments(design.T @ design, design.T @ residual)
+
+    def refit(self, moments: TrendMoments) -> LinearTrend:
+        """The least-squares trend of the transitions that the moments are of; nearest to this one."""
+        diagonal = moments.gram.diagonal()
+        spread = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+        scaled = moments.gram / np.outer(spread, spread), moments.cross / spread[:, None]
+        change = np.linalg.lstsq(*scaled, rcond=COLLINEAR)[0] / spread[:, None]
+        return LinearTrend(self.center, self.weights + change[1:], self.mean + change[0])
+
     def __call__(self, inputs: Array) -> Array:
         """m at each row of ``inputs``; (n, d)."""
         return self.mean + (inputs - self.center) @ self.weights
+
+    def to_arrays(self) -> dict[str, Array]:
+        """The arrays of ``schema.TREND``."""
+        return {f"trend_{name}": value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> LinearTrend:
+        """The trend that these arrays hold."""
+        return cls(**{field.name: arrays[f"trend_{field.name}"] for field in fields(cls)})
 
     def explained(self, inputs: Array, reward: Array) -> Array:
         """Share of each reward coordinate's variance that the trend explains; zero of a constant; (d,)."""

@@ -217,6 +217,64 @@ class TrendCriterion(Criterion):
         self.mass, self.target_mass, self.negative = mass, target_mass, negative
 
 
+class WaveCriterion(Criterion):
+    """The separated criterion in features, from Φ_L, ρ = E[exp(iWr)|x] and τ = E[1{terminal}exp(iWr)|x]."""
+
+    def __init__(
+        self, kernel, features, basis, grid, points, weights, phi, rho, tau, discount, ridge_b, mass,
+        target_mass=1.0, negative=0.0,
+    ):  # fmt: skip
+        self.grid_gram = features.gram(grid, grid)
+        self.basis_gram = gram(kernel, basis, basis)
+        self.k, self.phi = gram(kernel, points, basis), phi
+        scale = features.sigma**2 / len(features.frequencies)
+        at_grid = np.exp(1j * grid @ features.frequencies.T)
+        at_shifted = np.exp(1j * discount * grid @ features.frequencies.T)
+        self.h, self.g, self.grid_terminal, self.shifted_terminal, self.terminal_square = [], [], [], [], []
+        for r, t in zip(rho, tau, strict=True):
+            target = at_shifted * r
+            self.h.append(scale * (at_grid @ target.conj().T).real)
+            self.g.append(scale * (target @ target.conj().T).real)
+            self.grid_terminal.append(scale * (at_grid @ t.conj()).real)
+            self.shifted_terminal.append(scale * (target @ t.conj()).real)
+            self.terminal_square.append(scale * np.sum(np.abs(t) ** 2))
+        self.weights, self.ridge_b = weights, ridge_b
+        self.mass, self.target_mass, self.negative = mass, target_mass, negative
+
+
+def replicate_waves(
+    kernel, frequencies, inputs, rewards, terminal, counts, points, ridge_gamma, ridge_reward
+):
+    """ρ and τ of a bootstrap replicate in which transition j is drawn ``counts[j]`` times.
+
+    Around the replicate's own trend m + δ, from waves exp(iWe) around the fit's m: those around the former
+    are exp(iWe)·exp(−iWδ(x)), and what the second factor changes is taken at the fit's E[exp(iWe)|x].
+    """
+    n, drawn = len(inputs), counts.sum()
+    rows = np.repeat(np.arange(n), counts)
+    trend, own = linear_trend(inputs, rewards), linear_trend(inputs[rows], rewards[rows])
+    law = RewardLaw(kernel, inputs, rewards, trend, ridge_reward)
+    y = np.exp(1j * law.residuals @ frequencies.T)
+    delta = np.array([own(x) - trend(x) for x in inputs])
+    change = drawn / n * (np.exp(-1j * delta @ frequencies.T) - 1)
+    reward, ended = counts[:, None] * y, (counts * terminal)[:, None] * y
+    for j, x in enumerate(inputs):
+        gamma = conditional_weights(kernel, inputs, x, ridge_gamma)
+        reward[j] += change[j] * (law(x)[1] @ y)
+        ended[j] += change[j] * (gamma[terminal] @ y[terminal])
+    mean = reward.sum(axis=0) / drawn
+    system = counts[:, None] * gram(kernel, inputs, inputs)
+    rho, tau = [], []
+    for x in points:
+        section, turn = gram(kernel, inputs, [x])[:, 0], np.exp(1j * frequencies @ own(x))
+        centred = reward - counts[:, None] * mean
+        rho.append(
+            turn * (mean + section @ np.linalg.solve(system + drawn * ridge_reward * np.eye(n), centred))
+        )
+        tau.append(turn * (section @ np.linalg.solve(system + drawn * ridge_gamma * np.eye(n), ended)))
+    return rho, tau
+
+
 class PairedCriterion(Criterion):
     """The criterion of app:paired_bellman_estimator, from all N²m² kernel values at every point.
 

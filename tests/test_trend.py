@@ -12,6 +12,7 @@ from distributed import Client, LocalCluster
 from rich.console import Console
 
 from kedrl_dask import KEDRL, Matern, TransitionStore, plots, report
+from kedrl_dask.bootstrap import ExpectedWaves
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.points import evaluation_points
 from kedrl_dask.datasets.systems import LinearGaussianSystem
@@ -20,6 +21,7 @@ from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.solvers import PCG
 from kedrl_dask.spectral import as_complex, waves
 from kedrl_dask.study import profiles
+from kedrl_dask.sums import RegressionSums
 from kedrl_dask.trend import REWARD_RIDGES, LinearTrend, try_trend
 from kedrl_dask.tuning import RIDGES
 from kedrl_dask.validation import DataWarning
@@ -42,19 +44,37 @@ def fit(store, policy, kernels, **settings):
     return model.fit(store, policy, executor=ThreadExecutor(2), progress="none")
 
 
-def literal(model, store, policy, points, weights, counts=None):
-    """The criterion of the same fit, on episodes repeated as often as ``counts`` says."""
+def literal(model, store, policy, points, weights):
+    """The criterion of the same fit."""
     t = store.transitions()
     kernel = model.input_kernel_
     kappa = dense.continuation_sampled(kernel, model.basis_, t.next_state, t.terminal, policy, 3)
     features = dense.FeatureKernel(model.frequencies_, model.return_kernel_.sigma)
-    rows = np.arange(len(t))
-    if counts is not None:
-        rows = np.repeat(rows, counts[np.unique(t.episode, return_inverse=True)[1]])
     return dense.TrendCriterion(
-        kernel, features, t.inputs[rows], t.reward[rows], t.terminal[rows], kappa[rows], model.basis_,
-        model.grid_, points, weights / weights.sum(), DISCOUNT, model.ridge_gamma_, RIDGE_B, MASS,
+        kernel, features, t.inputs, t.reward, t.terminal, kappa, model.basis_, model.grid_, points,
+        weights / weights.sum(), DISCOUNT, model.ridge_gamma_, RIDGE_B, MASS,
         trend=dense.linear_trend(t.inputs, t.reward), ridge_reward=model.ridge_reward_,
+    )  # fmt: skip
+
+
+def literal_replicate(model, store, policy, points, weights, counts):
+    """The criterion of a replicate that has each episode as often as ``counts`` says."""
+    t = store.transitions()
+    kernel, counts = model.input_kernel_, counts[np.unique(t.episode, return_inverse=True)[1]]
+    kappa = dense.continuation_sampled(kernel, model.basis_, t.next_state, t.terminal, policy, 3)
+    features = dense.FeatureKernel(model.frequencies_, model.return_kernel_.sigma)
+    rows = np.repeat(np.arange(len(t)), counts)
+    phi = [
+        kappa[rows].T @ dense.conditional_weights(kernel, t.inputs[rows], x, model.ridge_gamma_)
+        for x in points
+    ]
+    rho, tau = dense.replicate_waves(
+        kernel, model.frequencies_, t.inputs, t.reward, t.terminal, counts, points, model.ridge_gamma_,
+        model.ridge_reward_,
+    )  # fmt: skip
+    return dense.WaveCriterion(
+        kernel, features, model.basis_, model.grid_, points, weights / weights.sum(), phi, rho, tau,
+        DISCOUNT, RIDGE_B, MASS,
     )  # fmt: skip
 
 
@@ -92,15 +112,73 @@ def test_minimiser_and_risk__literal(store, policy, kernels, ridge):
     close(blocks.G, elsewhere.g)
 
 
-def test_replicates__are_fits_of_the_resampled_episodes_with_the_same_trend(
+def test_replicates__are_fits_of_the_resampled_episodes_around_their_own_trend(
     store, policy, kernels, monkeypatch
 ):
     monkeypatch.setattr("kedrl_dask.bootstrap.TOLERANCE", 1e-13)
     model = fit(store, policy, kernels, ridge_gamma="auto")
     found = model.bootstrap(store, policy, 8, executor=ThreadExecutor(2), progress="none")
     for counts, coefficients in list(zip(found.counts, found.coefficients, strict=True))[::4]:
-        oracle = literal(model, store, policy, *some_points(), counts)
+        oracle = literal_replicate(model, store, policy, *some_points(), counts)
         close(coefficients, oracle.minimiser(coefficients.shape))
+
+
+def test_replicates__around_their_own_trend_up_to_one_over_n(tmp_path):
+    """Sums of waves around a trend fitted again, against those of the transitions as they were drawn."""
+    pair = simulation.PAIRS["uniform-gaussian"]
+    store = simulation.write(tmp_path / "data", pair, 4_000, seed=1)
+    sizes = {"n_basis": 20, "n_landmarks": 80, "n_atoms": 20, "n_features": 32, "n_conditioning": 200}
+    model = KEDRL(0.7, reward_trend="linear", **sizes)
+    model.fit(store, pair.target, executor=ThreadExecutor(2), progress="none")
+    t, operators = store.transitions(), model.operators_
+    around = operators.trend
+    episode = np.unique(t.episode, return_inverse=True)[1]
+    n_episodes = episode[-1] + 1
+    counts = np.random.default_rng(0).multinomial(n_episodes, np.full(n_episodes, 1 / n_episodes))
+    weight, psi = counts[episode][:, None].astype(float), operators.features(t.inputs)
+
+    def summed(trend):
+        residual = t.reward - trend(t.inputs)
+        y = waves(residual, model.frequencies_)
+        design = np.column_stack([np.ones(len(t)), t.inputs - trend.center])
+        gram, cross = design.T @ (weight * design), design.T @ (weight * residual)
+        parts = {"gram": psi.T @ psi, "mass": psi.sum(axis=0), "count": weight.sum()}
+        parts |= {"reward": psi.T @ (weight * y), "reward_sum": (weight * y).sum(axis=0)}
+        parts |= {"trend_gram": gram, "trend_cross": cross}
+        parts |= dict.fromkeys(("continuation", "continuation_sum", "scalar"), np.zeros(1))
+        return RegressionSums(**{name: np.asarray(part)[None] for name, part in parts.items()})
+
+    before = summed(around.trend)
+    own, found = ExpectedWaves.build(operators, around, t.inputs).refit_trend(before)
+    drawn = np.repeat(np.arange(len(t)), counts[episode])
+    close(own(t.inputs), LinearTrend.fit(t.inputs[drawn], t.reward[drawn])(t.inputs))
+    expected = summed(own)
+    for name in ("reward", "reward_sum"):
+        changed = np.linalg.norm(getattr(expected, name) - getattr(before, name))
+        assert np.linalg.norm(getattr(found, name) - getattr(expected, name)) < 0.15 * changed
+
+
+def test_trend__is_of_all_transitions(tmp_path, policy, monkeypatch):
+    """Not of the design's sample alone."""
+    monkeypatch.setattr("kedrl_dask.choices.DESIGN_SAMPLE", 200)
+    monkeypatch.setattr("kedrl_dask.choices.TREND_ROWS", 300)
+    store = simulation.write(tmp_path / "data", simulation.PAIRS["uniform-gaussian"], 1_000, seed=1)
+    settings = {"n_basis": 20, "n_landmarks": 40, "n_atoms": 20, "n_features": 16, "reward_trend": "linear"}
+    target = simulation.PAIRS["uniform-gaussian"].target
+    model = KEDRL(0.7, **settings).fit(store, target, executor=ThreadExecutor(2), progress="none")
+    t = store.transitions()
+    close(model.operators_.trend.trend(t.inputs), LinearTrend.fit(t.inputs, t.reward)(t.inputs))
+
+
+def test_trend__fitted_again_from_moments():
+    """As by least squares from nothing, also with columns that are constant or twice the same."""
+    rng = np.random.default_rng(0)
+    x = 100 + 1e3 * rng.standard_normal((50, 4))
+    x[:, 2], x[:, 3] = 7.0, x[:, 0]
+    r = rng.standard_normal((50, 2)) + x[:, :2] / 300
+    first = LinearTrend.fit(x[:20], r[:20])
+    found = first.refit(first.moments(x, r - first(x)))
+    close(found(x), LinearTrend.fit(x, r)(x))
 
 
 def test_ridges__cross_validation_is_the_literal_one(store, policy, kernels):
