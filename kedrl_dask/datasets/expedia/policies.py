@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.optimize import minimize
 from kedrl_dask.checks import check_number
 from kedrl_dask.datasets.expedia.columns import ACTION
 from kedrl_dask.datasets.expedia.panel import Encoder
+from kedrl_dask.numerics import NumericalError
 from kedrl_dask.policies import Gaussian
 
 __all__ = ["RIDGE", "ClippedGaussian", "greedy_action", "reward_weighted_policy"]
@@ -19,8 +21,8 @@ Array = npt.NDArray[Any]
 
 #: Penalty on the squared slopes. One-hot columns add up to one, and some levels have no reward at all.
 RIDGE = 1e-2
-#: Bound on the logarithm of the scale: no action has a spread of more than e^3 of its own standard deviation.
-LARGEST_LOG_SCALE = 3.0
+#: Gradient at which the likelihood, of order one, is at its maximum.
+TOLERANCE = 1e-8
 
 
 class ClippedGaussian(Gaussian):
@@ -147,33 +149,65 @@ def reward_weighted_policy(
 def _fit(state: Array, action: Array, weight: Array, ridge: float) -> tuple[Array, Array, Array, Array]:
     """Slope and offset of the mean, slope and offset of the logarithm of the scale, of one coordinate."""
     p = state.shape[1]
-    design = np.hstack([state, np.ones((len(state), 1))])
-    is_slope = np.append(np.ones(p), 0.0)
-
-    def objective(parameters: Array) -> tuple[float, Array]:
-        by_mean, by_scale = parameters[: p + 1], parameters[p + 1 :]
-        log_scale = np.clip(design @ by_scale, -LARGEST_LOG_SCALE, LARGEST_LOG_SCALE)
-        is_free = np.abs(design @ by_scale) < LARGEST_LOG_SCALE
-        residual = (action - design @ by_mean) * np.exp(-log_scale)
-        value = weight @ (0.5 * residual**2 + log_scale)
-        value += 0.5 * ridge * float(is_slope @ (by_mean**2 + by_scale**2))
-        gradient = np.concatenate(
-            [
-                -design.T @ (weight * residual * np.exp(-log_scale)) + ridge * is_slope * by_mean,
-                design.T @ (weight * (1 - residual**2) * is_free) + ridge * is_slope * by_scale,
-            ]
-        )
-        return float(value), gradient
-
+    likelihood = _Likelihood(np.hstack([state, np.ones((len(state), 1))]), action, weight, ridge)
     center = float(weight @ action)
     spread = max(float(np.sqrt(weight @ (action - center) ** 2)), 1e-3)
     start = np.zeros(2 * (p + 1))
     start[p], start[-1] = center, np.log(spread)
+    # Short steps, as the scale is an exponential.
+    options: Any = {"gtol": TOLERANCE, "initial_trust_radius": 0.5, "max_trust_radius": 2.0, "maxiter": 2_000}
     found = minimize(
-        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 5_000, "ftol": 1e-15, "gtol": 1e-9}
-    )
+        likelihood.value, start, jac=likelihood.gradient, hess=likelihood.hessian, method="trust-exact",
+        options=options,
+    )  # fmt: skip
+    if not found.success:
+        raise NumericalError(
+            f"reward_weighted_policy: the likelihood has a gradient of {np.linalg.norm(found.jac):.1e} after "
+            f"{found.nit} steps ({found.message}); raise ridge, which is {ridge:g}"
+        )
     by_mean, by_scale = np.split(found.x, 2)
     return by_mean[:p], by_mean[p], by_scale[:p], by_scale[p]
+
+
+@dataclass(frozen=True)
+class _Likelihood:
+    """Minus the weighted log-likelihood of one coordinate, with the ridge, and its derivatives."""
+
+    design: Array
+    action: Array
+    weight: Array
+    ridge: float
+
+    @property
+    def _penalty(self) -> Array:
+        """The ridge of each parameter: none on the offsets."""
+        return self.ridge * np.tile(np.append(np.ones(self.design.shape[1] - 1), 0.0), 2)
+
+    def _parts(self, parameters: Array) -> tuple[Array, Array, Array]:
+        """Standardised residual, logarithm of the scale, and one over the scale."""
+        by_mean, by_scale = np.split(parameters, 2)
+        log_scale = self.design @ by_scale
+        precision = np.exp(-log_scale)
+        return (self.action - self.design @ by_mean) * precision, log_scale, precision
+
+    def value(self, parameters: Array) -> float:
+        residual, log_scale, _ = self._parts(parameters)
+        fit = self.weight @ (0.5 * residual**2 + log_scale)
+        return float(fit + 0.5 * self._penalty @ parameters**2)
+
+    def gradient(self, parameters: Array) -> Array:
+        residual, _, precision = self._parts(parameters)
+        by_row = -residual * precision, 1 - residual**2
+        fit = np.concatenate([self.design.T @ (self.weight * part) for part in by_row])
+        return fit + self._penalty * parameters
+
+    def hessian(self, parameters: Array) -> Array:
+        residual, _, precision = self._parts(parameters)
+        by_row = precision**2, 2 * residual * precision, 2 * residual**2
+        means, mixed, scales = (
+            self.design.T @ ((self.weight * part)[:, None] * self.design) for part in by_row
+        )
+        return np.block([[means, mixed], [mixed.T, scales]]) + np.diag(self._penalty)
 
 
 def greedy_action(policy: Gaussian, state: Array, encoder: Encoder) -> Array:
