@@ -181,3 +181,49 @@ def test_minari__refuses_flattened_vectors(tmp_path):
     ):
         from_minari(tmp_path / "store", Flattened(), progress="none")
     assert not os.listdir(tmp_path)
+
+
+def test_monte_carlo__each_copy_is_an_environment_of_its_own(monkeypatch):
+    """In batches of any size the same law; a terminated copy gets nothing more, and the others go on."""
+    monkeypatch.setattr("kedrl_dask.datasets.gymnasium.AT_ONCE", 7)
+
+    def start(env, state):
+        env.state = state.copy()
+        return env.state
+
+    env = Walk(limit=10**6)
+    found = monte_carlo(env, POLICY, [[0.5], [1.9]], [[0.2], [0.5]], 0.5, 200, start, progress="none")
+    assert found.shape == (2, 200, 2)
+    np.testing.assert_allclose(found[1], [[1.9, 0.25]] * 200, rtol=1e-6)  # ended by the first action
+    assert len(np.unique(found[0], axis=0)) == 200
+    # E s' and E s'' under the policy, but for the few that end.
+    expected = 0.5 + 0.5 * 0.7 + 0.25 * (0.7 - 0.3 * 0.7 + 0.1)
+    assert abs(found[0, :, 0].mean() - expected) < 0.3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_reservoir__runs_and_goes_on(tmp_path, capsys):
+    """The worked example in small: truth from the environment, intervals, table, figure; all kept."""
+    pytest.importorskip("mo_gymnasium", reason="install the extra: pip install 'kedrl-dask[rl]'")
+    from rich.console import Console
+
+    from kedrl_dask.study import reservoir
+
+    small = {"episodes": 60, "returns": 300, "bootstrap": 4}
+    sizes = {"n_atoms": 60, "n_basis": 60, "n_landmarks": 80, "n_conditioning": 500}
+    summary = reservoir.run(tmp_path / "study", **small, **sizes)
+    assert len(summary["rows"]) == 40
+    means = [row for row in summary["rows"] if row["measure"] == "mean"]
+    assert np.mean([abs(row["estimate"] - row["true"]) / row["deviation"] for row in means]) < 0.5
+    for row in summary["rows"]:
+        assert row["low"] < row["estimate"] < row["high"]
+        assert row["is_inside"] == (row["low"] <= row["true"] <= row["high"])
+        assert 0 < row["noise"] < 0.3 * row["deviation"]
+    console = Console(width=140)
+    with console.capture() as captured:
+        reservoir.render(summary, console)
+    inside = sum(row["is_inside"] for row in means[:10])
+    assert f"mean: {inside} of 10 intervals hold" in captured.get()
+    assert (tmp_path / "study" / "plots" / "reservoir.png").stat().st_size > 10_000
+    again = reservoir.run(tmp_path / "study", **small, **sizes, draw=False)
+    assert again["rows"] == summary["rows"]

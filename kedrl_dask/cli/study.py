@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kedrl_dask.cli import expedia
+from kedrl_dask.cli import expedia, reservoir
 from kedrl_dask.cli.common import (
     EXIT_CODES,
     JSON,
@@ -165,10 +165,11 @@ def add(verbs: Verbs) -> None:
         SENSITIVITY,
     )
     _add_expedia(kinds)
+    _add_reservoir(kinds)
 
 
 def _without_kind(parser: argparse.ArgumentParser) -> int:
-    parser.error("name a study: simulation, coverage, sensitivity, expedia")
+    parser.error("name a study: simulation, coverage, sensitivity, expedia, reservoir")
 
 
 def _add_kind(
@@ -200,6 +201,14 @@ def _add_expedia(kinds: Verbs) -> None:
     for option, settings in expedia.SOURCES.items():
         source.add_argument(option, **settings)
     for option, settings in expedia.OPTIONS.items():
+        parser.add_argument(option, **settings)
+
+
+def _add_reservoir(kinds: Verbs) -> None:
+    """The worked example, likewise."""
+    parser = _parser(kinds, "reservoir", reservoir.SUMMARY, reservoir.NOTE)
+    parser.set_defaults(run=reservoir.run, interrupted="data and returns that are finished are kept")
+    for option, settings in reservoir.OPTIONS.items():
         parser.add_argument(option, **settings)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from importlib import import_module
 from math import ceil, log
 from typing import Any, NamedTuple
@@ -24,6 +24,8 @@ Array = npt.NDArray[Any]
 
 #: Share of a constant reward's return that rewards beyond the last step of a simulated return may have.
 TRUNCATION = 1e-4
+#: Copies of an environment that go on side by side.
+AT_ONCE = 500
 
 
 class Episode(NamedTuple):
@@ -128,27 +130,16 @@ def _size(env: Any, what: str) -> int:
     return int(shape[0])
 
 
-def _episode(
-    env: Any,
-    policy: Policy,
-    rng: np.random.Generator,
-    max_steps: int | None,
-    start: Callable[[Any], Array] | None = None,
-    first_action: Array | None = None,
-) -> Episode:
-    """One episode; ``start`` puts the environment into another state than that of its reset."""
+def _episode(env: Any, policy: Policy, rng: np.random.Generator, max_steps: int | None) -> Episode:
+    """One episode from the environment's own start."""
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
-    if start is not None:
-        observation = start(env)
     rows: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
     while True:
         state = np.asarray(observation, dtype=np.float64)
-        action = first_action if first_action is not None else policy.sample(state[None], rng)[0]
-        action = np.asarray(action, dtype=env.action_space.dtype)
+        action = _given(env, policy.sample(state[None], rng)[0])
         observation, reward, terminated, truncated, _ = env.step(action)
         for column, value in zip(rows, (state, action, np.atleast_1d(reward)), strict=True):
             column.append(np.asarray(value, dtype=np.float64))
-        first_action = None
         if rows[2][-1].shape != rows[2][0].shape or rows[2][-1].ndim != 1:
             raise DataError(
                 f"the environment gave a reward of shape {rows[2][-1].shape} after {rows[2][0].shape}, "
@@ -158,6 +149,11 @@ def _episode(
         if terminated or truncated:
             state, action, reward = (np.stack(column) for column in rows)
             return Episode(state, action, reward, bool(terminated), bool(truncated))
+
+
+def _given(env: Any, action: Array) -> Array:
+    """The action in the numbers of the environment."""
+    return np.asarray(action, dtype=env.action_space.dtype)
 
 
 def monte_carlo(
@@ -173,7 +169,8 @@ def monte_carlo(
 ) -> Array:
     """Discounted returns (n, n_returns, d) from the environment itself, after each state and first action.
 
-    They end where what follows has a share of 10⁻⁴ in the return of a constant reward; the environment must
+    Copies of the environment go on side by side, so that the policy acts for many of them at once. They end
+    where what follows has a share of 10⁻⁴ in the return of a constant reward; the environment must
     not truncate episodes before.
 
     Parameters
@@ -194,17 +191,55 @@ def monte_carlo(
     check_count("monte_carlo: n_returns", n_returns)
     state, action = as_numbers("state", state), as_numbers("action", action)
     n_steps = ceil(log(TRUNCATION) / log(discount))
+    copies = [deepcopy(env) for _ in range(min(n_returns, AT_ONCE))]
     returns = []
     with Reporter(progress).stage("returns of the environment", len(state) * n_returns) as advance:
         for i, (at, first) in enumerate(zip(state, action, strict=True)):
-            for number in range(n_returns):
-                rng = np.random.default_rng([seed, i, number])
-                rows = _episode(env, policy, rng, n_steps, partial(start, state=at), first)
-                if len(rows.reward) < n_steps and not rows.terminated:
-                    raise ValueError(
-                        f"the environment truncates episodes after {len(rows.reward)} steps, returns take "
-                        f"{n_steps} with discount={discount}; raise its limit of steps"
-                    )
-                returns.append(discount ** np.arange(len(rows.reward)) @ rows.reward)
-                advance(1)
-    return np.reshape(returns, (len(state), n_returns, -1))
+            for begin in range(0, n_returns, AT_ONCE):
+                rng = np.random.default_rng([seed, i, begin])
+                used = copies[: n_returns - begin]
+                returns.append(_returns(used, policy, rng, discount, n_steps, at, first, start))
+                advance(len(used))
+    return np.concatenate(returns).reshape(len(state), n_returns, -1)
+
+
+def _returns(
+    copies: Sequence[Any],
+    policy: Policy,
+    rng: np.random.Generator,
+    discount: float,
+    n_steps: int,
+    state: Array,
+    action: Array,
+    start: Callable[..., Array],
+) -> Array:
+    """One discounted return of each copy of an environment, which go on together; (n, d)."""
+    observed = []
+    for env, seed in zip(copies, rng.integers(2**31, size=len(copies)), strict=True):
+        env.reset(seed=int(seed))
+        observed.append(start(env, state=state))
+    actions = np.tile(action, (len(copies), 1))
+    running, totals = list(range(len(copies))), None
+    for step in range(n_steps):
+        seen, goes_on = [], []
+        for number, act in zip(running, actions, strict=True):
+            env = copies[number]
+            observation, reward, terminated, truncated, _ = env.step(_given(env, act))
+            reward = np.atleast_1d(np.asarray(reward, dtype=np.float64))
+            if totals is None:
+                totals = np.zeros((len(copies), len(reward)))
+            totals[number] += discount**step * reward
+            if truncated and not terminated and step + 1 < n_steps:
+                raise ValueError(
+                    f"the environment truncates episodes after {step + 1} steps, returns take {n_steps} with "
+                    f"discount={discount}; raise its limit of steps"
+                )
+            if not terminated:
+                seen.append(observation)
+                goes_on.append(number)
+        if not goes_on:
+            break
+        running, observed = goes_on, seen
+        actions = policy.sample(np.asarray(observed, dtype=np.float64), rng)
+    assert totals is not None
+    return totals
