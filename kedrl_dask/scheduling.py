@@ -5,7 +5,8 @@
     [evaluate]
     output = "evaluations"        # directory of the results
     inputs = "inputs.csv"         # a table of inputs, .csv or .parquet ...
-    state_columns = ["age", "load"]
+    state_columns = ["age", "load"]  # without: the columns of the table that the data were ingested from, and
+                                  # encoded like it; its actions too, where the inputs have them
     action_columns = ["dose"]     # without: laws of states, each policy choosing its own actions
     # states = [[0.0, 1.0]]       # ... or the inputs themselves
     # actions = [[0.5]]
@@ -38,7 +39,9 @@ import pandas as pd
 from kedrl_dask.checks import cut
 from kedrl_dask.config import RunConfig, config_error, load_config, refuse_unknown, typed
 from kedrl_dask.gate import CODES
+from kedrl_dask.tables.source import MISSING_TEXTS
 from kedrl_dask.toml import Toml
+from kedrl_dask.transitions import TransitionStore
 
 __all__ = ["Schedule", "Thresholds", "load_schedule"]
 
@@ -121,7 +124,7 @@ def load_schedule(path: str | Path) -> Schedule:
             source, "evaluate", "the key 'evaluate.output' is missing: a directory for results"
         )
     output = source.path.parent / typed(source, "evaluate.output", given["output"], str, "a path, as text")
-    state, action = _inputs(source, given)
+    state, action = _inputs(source, given, config.data)
     return Schedule(
         config,
         output,
@@ -164,7 +167,7 @@ def _thresholds(source: Toml, given: Any) -> Thresholds:
     return Thresholds(**table)
 
 
-def _inputs(source: Toml, given: dict[str, Any]) -> tuple[Array, Array | None]:
+def _inputs(source: Toml, given: dict[str, Any], data: Path) -> tuple[Array, Array | None]:
     """State and action of each input, from a table or from the file itself."""
     if ("inputs" in given) == ("states" in given):
         raise config_error(
@@ -180,7 +183,11 @@ def _inputs(source: Toml, given: dict[str, Any]) -> tuple[Array, Array | None]:
             )
         return state, action
     _refuse_with(source, given, "inputs", ("actions",))
-    return _table_inputs(source, given)
+    path = source.path.parent / typed(source, "evaluate.inputs", given["inputs"], str, "a path, as text")
+    if "state_columns" in given:
+        return _table_inputs(source, given, path)
+    _refuse_with(source, given, "inputs' without 'evaluate.state_columns", ("action_columns",))
+    return _encoded_inputs(source, path, data)
 
 
 def _refuse_with(source: Toml, given: dict[str, Any], key: str, others: tuple[str, ...]) -> None:
@@ -211,12 +218,27 @@ def _checked(values: Array, error: Any) -> Array:
     return values
 
 
-def _table_inputs(source: Toml, given: dict[str, Any]) -> tuple[Array, Array | None]:
-    path = source.path.parent / typed(source, "evaluate.inputs", given["inputs"], str, "a path, as text")
-    if "state_columns" not in given:
+def _encoded_inputs(source: Toml, path: Path, data: Path) -> tuple[Array, Array | None]:
+    """Inputs in the columns of the table that the data were ingested from."""
+    encoding = TransitionStore.open(data).encoding
+    if encoding is None:
         raise config_error(
-            source, "evaluate.inputs", "the key 'evaluate.state_columns' is missing: names of the columns"
+            source,
+            "evaluate.inputs",
+            f"the key 'evaluate.state_columns' is missing: names of the columns, which {data} does not have, "
+            "as it was not ingested from a table",
         )
+    frame = _read_table(path)
+    try:
+        state = encoding.encode("state", frame)
+        has_action = set(encoding.action) <= set(frame.columns)
+        action = encoding.encode("action", frame) if has_action else None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return _checked(state, lambda text: ValueError(f"{path}: {text}")), action
+
+
+def _table_inputs(source: Toml, given: dict[str, Any], path: Path) -> tuple[Array, Array | None]:
     frame = _read_table(path)
     parts = {}
     for name in ("state_columns", "action_columns"):
@@ -234,8 +256,13 @@ def _table_inputs(source: Toml, given: dict[str, Any]) -> tuple[Array, Array | N
     return state, parts["action_columns"]
 
 
+def _read_csv(path: Path) -> pd.DataFrame:
+    """With the texts for missing values that ``kedrl ingest`` knows."""
+    return pd.read_csv(path, keep_default_na=False, na_values=MISSING_TEXTS)
+
+
 def _read_table(path: Path) -> pd.DataFrame:
-    readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
+    readers = {".csv": _read_csv, ".parquet": pd.read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path}: inputs are read from {', '.join(readers)}, not from {path.suffix!r} files")
     if not path.is_file():

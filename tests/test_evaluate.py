@@ -290,6 +290,50 @@ def test_load_schedule__inputs_from_a_table(config, suffix):
         assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_load_schedule__inputs_encoded_like_the_table_of_the_data(config, suffix):
+    """Levels, missing values and actions in the columns that were ingested, in any order, among others."""
+    frame = pd.DataFrame(
+        {"who": [1, 1, 2, 2], "when": [0, 1, 0, 1], "age": [30.0, 31.0, np.nan, 52.0]}
+        | {"town": ["Bern", "Lyon", "Lyon", None], "dose": [0.1, 0.2, 0.3, 0.4], "gain": [1.0, 2.0, 3.0, 4.0]}
+    )
+    columns = {"episode": "who", "step": "when", "state": ["age", "town"], "action": "dose", "reward": "gain"}
+    TransitionStore.from_table(
+        config.parent / "ingested", frame, columns, categorical=["town"], missing="impute", progress="none"
+    )
+    asked = pd.DataFrame(
+        {"town": ["Lyon", "Rome", None], "note": ["a", "b", "c"], "age": [40.0, np.nan, 50.0]}
+    )
+    path = config.parent / f"inputs{suffix}"
+
+    def load(asked, extra=""):
+        asked.to_csv(path, index=False) if suffix == ".csv" else asked.to_parquet(path)
+        arrays = "states = [[0.0, 0.0], [0.5, -0.5]]\nactions = [[0.1], [0.0]]\n"
+        text = CONFIG.replace(arrays, f'inputs = "{path.name}"\n{extra}').replace("store", "ingested", 1)
+        config.write_text(text)
+        return load_schedule(config)
+
+    encoding = TransitionStore.open(config.parent / "ingested").encoding
+    found = load(asked)
+    np.testing.assert_array_equal(found.state, encoding.encode("state", asked))
+    assert encoding.names("state") == ("age", "age is missing", "town=Bern", "town=Lyon", "town is missing")
+    np.testing.assert_array_equal(found.state[:, 1:], [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
+    assert found.action is None
+    np.testing.assert_array_equal(load(asked.assign(dose=[0.5, 0.6, 0.7])).action, [[0.5], [0.6], [0.7]])
+    with pytest.raises(ValueError, match="has no column 'age'") as caught:
+        load(asked.drop(columns="age"))
+    assert str(path) in str(caught.value)
+    with pytest.raises(ValueError, match=r"'evaluate.action_columns' does not go with 'evaluate.inputs'"):
+        load(asked, 'action_columns = ["dose"]\n')
+
+
+def test_load_schedule__inputs_without_columns_need_an_ingested_table(config):
+    arrays = "states = [[0.0, 0.0], [0.5, -0.5]]\nactions = [[0.1], [0.0]]\n"
+    config.write_text(CONFIG.replace(arrays, 'inputs = "inputs.csv"\n'))
+    with pytest.raises(ValueError, match=r"'evaluate.state_columns' is missing.*not ingested from a table"):
+        load_schedule(config)
+
+
 def test_drift__shifts_in_deviations_of_the_last_law():
     import xarray as xr
 

@@ -39,7 +39,7 @@ OBJECTIVES = {"deficit of supply": 1, "flood downstream": 3}
 DISCOUNT, TAIL, LEVEL = 0.8, 0.1, 0.9
 #: Releases by level: as logged, and to be evaluated.
 LOGGED = Gaussian([[0.35]], bias=15.0, scale=15.0)
-TARGET = Gaussian([[0.5]], bias=8.0, scale=5.0)
+TARGET = Gaussian([[0.5]], bias=8.0, scale=10.0)
 #: Steps of a logged episode.
 STEPS = 60
 #: Levels at which the target policy's mean release is evaluated.
