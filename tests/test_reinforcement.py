@@ -219,11 +219,12 @@ def test_reservoir__runs_and_goes_on(tmp_path, capsys):
         assert row["low"] < row["estimate"] < row["high"]
         assert row["is_inside"] == (row["low"] <= row["true"] <= row["high"])
         assert 0 < row["noise"] < 0.3 * row["deviation"]
-    console = Console(width=140)
+    console = Console(width=80)
     with console.capture() as captured:
         reservoir.render(summary, console)
     inside = sum(row["is_inside"] for row in means[:10])
-    assert f"mean: {inside} of 10 intervals hold" in captured.get()
+    assert f"{inside} of 10 hold; mean error" in captured.get()
+    assert captured.get().count("does not hold") == sum(not row["is_inside"] for row in summary["rows"])
     assert (tmp_path / "study" / "plots" / "reservoir.png").stat().st_size > 10_000
     again = reservoir.run(tmp_path / "study", **small, **sizes, draw=False)
     assert again["rows"] == summary["rows"]

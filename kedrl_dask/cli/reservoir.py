@@ -44,13 +44,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--returns": {
         "type": positive,
-        "default": 4_000,
+        "default": 2_000,
         "metavar": "B",
         "help": "returns of the environment at each of ten levels (default: %(default)s)",
     },
     "--bootstrap": {
         "type": replicates,
-        "default": 20,
+        "default": 12,
         "metavar": "B",
         "help": "bootstrap replicates (default: %(default)s)",
     },

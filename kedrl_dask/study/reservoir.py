@@ -9,6 +9,7 @@ release, which takes the paired construction, for which there is no bootstrap.
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,8 @@ def run(
     output: str | Path,
     *,
     episodes: int = 250,
-    returns: int = 4_000,
-    bootstrap: int = 20,
+    returns: int = 2_000,
+    bootstrap: int = 12,
     seed: int = 0,
     draw: bool = True,
     **parameters: Any,
@@ -196,44 +197,37 @@ def _true(simulated: Array) -> tuple[Array, Array]:
 
 def render(summary: dict[str, Any], console: Console) -> None:
     """Print estimates and intervals beside the environment's, and how many intervals hold."""
-    rows = summary["rows"]
-    for name in OBJECTIVES:
+    for name, measure in product(OBJECTIVES, MEASURES):
+        rows = [row for row in summary["rows"] if (row["objective"], row["measure"]) == (name, measure)]
         table = Table(
-            title=f"Discounted {name}, {summary['transitions']:,} logged transitions",
+            title=f"{name}, {measure} of the discounted return",
             title_justify="left",
+            caption=_counted(rows),
+            caption_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
             show_edge=False,
         )
-        for heading in ("level", "release"):
+        for heading in ("level", "release", "environment", "±", "estimate", "from", "to", ""):
             table.add_column(heading, justify="right")
-        for measure in MEASURES:
-            for heading in (measure, "±", "estimate", f"{LEVEL:.0%} interval"):
-                table.add_column(heading, justify="right")
-        own = [row for row in rows if row["objective"] == name]
-        by_measure = [[row for row in own if row["measure"] == measure] for measure in MEASURES]
-        for pair in zip(*by_measure, strict=True):
-            cells = [f"{pair[0]['level']:.0f}", f"{pair[0]['release']:.1f}"]
-            for row in pair:
-                outside = "" if row["is_inside"] else " *"
-                cells += [f"{row['true']:.1f}", f"{row['noise']:.1f}", f"{row['estimate']:.1f}"]
-                cells += [f"{row['low']:.1f} to {row['high']:.1f}{outside}"]
-            table.add_row(*cells)
-        console.print(table)
-        console.print(", ".join(_counted(found) for found in by_measure) + "\n")
+        for row in rows:
+            table.add_row(
+                f"{row['level']:.0f}",
+                *(f"{row[key]:.1f}" for key in ("release", "true", "noise", "estimate", "low", "high")),
+                "" if row["is_inside"] else "does not hold",
+            )
+        console.print(table, "")
     console.print(
-        f"Mean and CVaR, with their standard errors, of {summary['returns']:,} returns of the environment at "
-        f"each level; intervals by {summary['bootstrap']} bootstrap replicates. * does not hold."
+        f"{summary['transitions']:,} logged transitions. Environment: {summary['returns']:,} of its returns "
+        f"at each level, with the standard error. From, to: {LEVEL:.0%} intervals by {summary['bootstrap']} "
+        "bootstrap replicates."
     )
 
 
 def _counted(rows: list[dict[str, Any]]) -> str:
     error = np.mean([abs(row["estimate"] - row["true"]) / row["deviation"] for row in rows])
     inside = sum(row["is_inside"] for row in rows)
-    return (
-        f"{rows[0]['measure']}: {inside} of {len(rows)} intervals hold, mean error {error:.2f} standard "
-        "deviations of the return"
-    )
+    return f"{inside} of {len(rows)} hold; mean error {error:.2f} standard deviations of the return"
 
 
 def _draw(rows: list[dict[str, Any]]) -> Figure:
