@@ -35,10 +35,10 @@ N_VALUES = 20
 #: Levels of the true distribution function, and share of the tail mean.
 CDF_LEVELS, TAIL = (0.1, 0.25, 0.5, 0.75, 0.9), 0.1
 QUANTITIES = {
-    "embedding": "values of the embedding",
-    "mean": "means of the recovered law",
-    "cdf": "its distribution function",
-    "cvar": "its tail means",
+    "embedding": "embedding values",
+    "mean": "recovered means",
+    "cdf": "recovered CDF",
+    "cvar": "recovered CVaR",
 }
 
 
@@ -216,15 +216,14 @@ def render(summary: dict[str, Any], console: Console) -> None:
         title_justify="left",
         caption="±: standard error over datasets. Unbiased: by intervals that allow for no bias. Lowest: of "
         "a single entry. Bias: root mean square of what the estimates are off on average, which no "
-        "resampling sees; deviation: what they vary by between datasets; standard error: what the bootstrap "
-        "says of that.",
+        "resampling sees; sd: what they vary by between datasets; s.e.: what the bootstrap says of that.",
         caption_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
         show_edge=False,
     )
-    table.add_column("")
-    for name in ("coverage", "±", "unbiased", "lowest", "bias", "deviation", "standard error"):
+    table.add_column("", no_wrap=True)
+    for name in ("coverage", "±", "unbiased", "lowest", "bias", "sd", "s.e."):
         table.add_column(name, justify="right")
     for row in summary["results"].values():
         uncertain = row["coverage_error"]
