@@ -67,3 +67,40 @@ def test_cli__bad_values_are_a_usage_error(given, tmp_path, capsys):
         main(["study", "sensitivity", "--output", str(tmp_path / "out"), "--values", given])
     assert stopped.value.code == 2
     assert "argument --values" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("n_atom=3", "'n_atom' is not one of"),
+        ("n_atoms", "'n_atoms' is not one of"),
+        ("discount=0.5", "not one"),
+    ],
+)
+def test_cli__unknown_parameters_are_a_usage_error(given, message, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["study", "sensitivity", "--output", str(tmp_path / "out"), "--set", given])
+    assert message in capsys.readouterr().err
+
+
+def test_cli__bad_parameters_are_refused_before_any_work(tmp_path, capsys):
+    assert main(["study", "sensitivity", "--output", str(tmp_path / "out"), "--set", "n_atoms=-3"]) == 2
+    assert "n_atoms must be 'auto' or an integer ≥ 1, got -3" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_cli__parameters_are_those_of_all_fits(tmp_path, monkeypatch):
+    given = {}
+
+    def run(output, **options):
+        given.update(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(sensitivity, "run", run)
+    options = ["--set", "n_atoms=20", "--set", "ridge_b=1e-8", "--set", "reward_trend=none"]
+    assert main(["study", "sensitivity", "--output", str(tmp_path / "out"), *options]) == 2
+    assert {name: given[name] for name in ("n_atoms", "ridge_b", "reward_trend")} == {
+        "n_atoms": 20,
+        "ridge_b": 1e-8,
+        "reward_trend": "none",
+    }

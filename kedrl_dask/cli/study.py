@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +30,7 @@ from kedrl_dask.cli.common import (
 from kedrl_dask.cli.pair import PAIR
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.model import KEDRL
 from kedrl_dask.study import coverage, sensitivity, simulation
 from kedrl_dask.study.profiles import PROFILES
 
@@ -99,6 +102,14 @@ SENSITIVITY: dict[str, dict[str, Any]] = {
         "metavar": "FACTOR=N,N,…",
         "help": "sizes of one factor, of " + ", ".join(sensitivity.FACTORS) + "; may be repeated (default: "
         "all factors, up to a million transitions)",
+    },
+    "--set": {
+        "dest": "parameters",
+        "action": "append",
+        "type": lambda text: _parameter(text),
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "a parameter of KEDRL for all fits in place of the automatic one; may be repeated",
     },
     "--no-plots": NO_PLOTS,
 }
@@ -252,6 +263,7 @@ def _sensitivity(options: argparse.Namespace) -> int:
         transitions=options.transitions,
         workers=_workers(options),
         draw=options.draw,
+        **dict(options.parameters),
     )
     return _finish(outcome.summary, options, sensitivity.render)
 
@@ -262,6 +274,18 @@ def _sizes(text: str) -> tuple[str, list[int]]:
     if name not in sensitivity.FACTORS:
         raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(sensitivity.FACTORS)}")
     return name, [positive(size) for size in sizes.split(",")]
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """A parameter of KEDRL with its value, a number or a word."""
+    name, given, value = text.partition("=")
+    known = sorted(set(inspect.signature(KEDRL).parameters) - {"discount", "return_kernel", "random_state"})
+    if not given or name not in known:
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
+    for kind in (int, float):
+        with suppress(ValueError):
+            return name, kind(value)
+    return name, value
 
 
 def _unique(names: Sequence[str]) -> Any:

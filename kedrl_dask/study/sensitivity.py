@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from kedrl_dask.files import write_whole
+from kedrl_dask.model import KEDRL
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 from kedrl_dask.progress import Reporter
+from kedrl_dask.settings import Settings
 from kedrl_dask.study.comparison import compare, parameters_of
 from kedrl_dask.study.runner import Cell, Records, run_cells
 
@@ -112,6 +114,8 @@ def run(
             raise ValueError(f"sensitivity: sizes of {name} must be whole numbers ≥ 1, got {list(sizes)}")
     output, reporter = Path(output), Reporter()
     planned = cells(pair, values, replicates, transitions, **parameters)
+    for cell in planned:  # refused before any work
+        Settings(**KEDRL(**cell.settings["parameters"]).get_params(deep=False))
     records = run_cells(output, STUDY, compare, planned, workers, reporter)
     table = _table(records)
     write_whole(output / "errors.csv", table.to_csv(index=False))
