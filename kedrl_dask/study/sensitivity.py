@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import LogLocator, NullLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -206,7 +207,10 @@ def _draw(table: pd.DataFrame) -> Figure:
             axes.loglog(sizes, first * np.sqrt(sizes[0] / sizes), ":", color=GREY, label="N^(-1/2)")
         ticks = sorted(part["value"].unique())
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
-        axes.minorticks_off()
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:.4g}")
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.set(xlabel=FACTORS[name].meaning)
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=8)
