@@ -387,11 +387,16 @@ def spectral_norm(kernel, grid, values, ridge):
     return np.sqrt(sum(d / (d + m * ridge) ** 2 * g**2 for d, g in zip(delta, rotated, strict=True)))
 
 
-def reward_weighted_likelihood(states, actions, rewards, slope, offset, scale_slope, scale_offset, ridge):
-    """The criterion of the Expedia policies (subsec:expedia_policy_construction), list by list."""
+def reward_weighted_likelihood(
+    states, actions, rewards, slope, offset, scale_slope, scale_offset, ridge, jitter
+):
+    """The criterion of the Expedia policies (subsec:expedia_policy_construction), list by list.
+
+    Actions are known up to ``jitter``: the expected likelihood of a_j + jitter·N(0, 1).
+    """
     value = 0.5 * ridge * (np.sum(slope**2) + np.sum(scale_slope**2))
     for s, a, r in zip(states, actions, rewards, strict=True):
         for c in range(len(a)):
             mean, sd = s @ slope[:, c] + offset[c], np.exp(s @ scale_slope[:, c] + scale_offset[c])
-            value += r / np.sum(rewards) * (0.5 * ((a[c] - mean) / sd) ** 2 + np.log(sd))
+            value += r / np.sum(rewards) * (0.5 * ((a[c] - mean) ** 2 + jitter**2) / sd**2 + np.log(sd))
     return value

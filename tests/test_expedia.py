@@ -213,8 +213,9 @@ def test_policy__minimises_the_literal_criterion(small_policy):
     def value(parameters):
         slope, offset, scale_slope, scale_offset = np.split(parameters, [6, 9, 15])
         return dense.reward_weighted_likelihood(
-            state, action, reward, slope.reshape(2, 3), offset, scale_slope.reshape(2, 3), scale_offset, 0.02
-        )
+            state, action, reward, slope.reshape(2, 3), offset, scale_slope.reshape(2, 3), scale_offset, 0.02,
+            0.05,
+        )  # fmt: skip
 
     assert policy.scale_weights is not None
     parts = (policy.weights.ravel(), policy.bias, policy.scale_weights.ravel(), np.log(policy.scale))
@@ -223,6 +224,16 @@ def test_policy__minimises_the_literal_criterion(small_policy):
     assert np.abs(approx_fprime(fitted, value, 1e-6)).max() < 1e-5
     rng = np.random.default_rng(0)
     assert all(value(fitted + 0.05 * rng.standard_normal(18)) > least for _ in range(20))
+
+
+def test_policy__few_lists_that_the_mean_goes_through(small_policy):
+    """Four lists for three parameters of the mean: a scale that is small, and not zero."""
+    state, action, reward, encoder, _ = small_policy
+    few = np.where(np.arange(len(reward)) < 4, 1.0, 0.0)
+    policy = expedia.reward_weighted_policy(state, action, few, encoder, 1e-6)
+    scale = policy.scale_at(state[:4])
+    assert scale.min() > 0.03
+    assert scale.min() < 0.2
 
 
 def test_policy__draws_are_clipped_and_random_where_asked(small_policy):

@@ -21,8 +21,11 @@ Array = npt.NDArray[Any]
 
 #: Penalty on the squared slopes. One-hot columns add up to one, and some levels have no reward at all.
 RIDGE = 1e-2
+#: Standard deviation up to which actions are taken to be known, in their own ones. Without it a few weighted
+#: lists, which the mean can go through, would have a scale of zero.
+JITTER = 0.05
 #: Gradient at which the likelihood, of order one, is at its maximum.
-TOLERANCE = 1e-8
+TOLERANCE = 1e-6
 
 
 class ClippedGaussian(Gaussian):
@@ -118,10 +121,10 @@ def reward_weighted_policy(
 
     Minimises, for each coordinate of the action by itself,
 
-        Σ_j w_j {½((a_j − μ_j)/σ_j)² + log σ_j} + ½·ridge·(‖Θ_μ‖² + ‖Θ_σ‖²),   w_j = r_j / Σ_i r_i.
+        Σ_j w_j {½((a_j − μ_j)² + τ²)/σ_j² + log σ_j} + ½·ridge·(‖Θ_μ‖² + ‖Θ_σ‖²),   w_j = r_j / Σ_i r_i.
 
     The paper says that larger rewards weigh more and not how: weights here are the rewards themselves. It
-    names no ridge, without which levels that have no reward would have no coefficient.
+    names no ridge, without which levels that have no reward would have no coefficient, and no τ (``JITTER``).
 
     Parameters
     ----------
@@ -183,27 +186,28 @@ class _Likelihood:
         """The ridge of each parameter: none on the offsets."""
         return self.ridge * np.tile(np.append(np.ones(self.design.shape[1] - 1), 0.0), 2)
 
-    def _parts(self, parameters: Array) -> tuple[Array, Array, Array]:
-        """Standardised residual, logarithm of the scale, and one over the scale."""
+    def _parts(self, parameters: Array) -> tuple[Array, Array, Array, Array]:
+        """Standardised residual, its square with that of the jitter, logarithm of the scale, one over it."""
         by_mean, by_scale = np.split(parameters, 2)
         log_scale = self.design @ by_scale
         precision = np.exp(-log_scale)
-        return (self.action - self.design @ by_mean) * precision, log_scale, precision
+        residual = (self.action - self.design @ by_mean) * precision
+        return residual, residual**2 + (JITTER * precision) ** 2, log_scale, precision
 
     def value(self, parameters: Array) -> float:
-        residual, log_scale, _ = self._parts(parameters)
-        fit = self.weight @ (0.5 * residual**2 + log_scale)
+        _, square, log_scale, _ = self._parts(parameters)
+        fit = self.weight @ (0.5 * square + log_scale)
         return float(fit + 0.5 * self._penalty @ parameters**2)
 
     def gradient(self, parameters: Array) -> Array:
-        residual, _, precision = self._parts(parameters)
-        by_row = -residual * precision, 1 - residual**2
+        residual, square, _, precision = self._parts(parameters)
+        by_row = -residual * precision, 1 - square
         fit = np.concatenate([self.design.T @ (self.weight * part) for part in by_row])
         return fit + self._penalty * parameters
 
     def hessian(self, parameters: Array) -> Array:
-        residual, _, precision = self._parts(parameters)
-        by_row = precision**2, 2 * residual * precision, 2 * residual**2
+        residual, square, _, precision = self._parts(parameters)
+        by_row = precision**2, 2 * residual * precision, 2 * square
         means, mixed, scales = (
             self.design.T @ ((self.weight * part)[:, None] * self.design) for part in by_row
         )
