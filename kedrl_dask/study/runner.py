@@ -12,18 +12,16 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import dask
-
 from kedrl_dask._version import __version__
 from kedrl_dask.cache import fingerprint
-from kedrl_dask.execute import Executor, default_executor, local_cluster
+from kedrl_dask.execute import default_executor, local_cluster
 from kedrl_dask.files import read_json, write_whole
 from kedrl_dask.foreign import check_parent
 from kedrl_dask.progress import Reporter
@@ -35,11 +33,6 @@ KIND = "kedrl study"
 #: What says that a directory is a study's.
 MARK = "study.json"
 CELLS, FAILURES, SCRATCH = "cells", "failures", ".scratch-"
-
-#: Dask has its workers give freed memory back at once. A cell, whose whole fit is in one process, would then
-#: have every array paged in anew, which takes a quarter of its time.
-_ALLOCATION = "distributed.nanny.pre-spawn-environ.MALLOC"
-KEEPS_MEMORY = {f"{_ALLOCATION}_TRIM_THRESHOLD_": 2**27, f"{_ALLOCATION}_MMAP_THRESHOLD_": 2**25}
 
 #: Computes a cell: called with an empty directory to work in and the cell's settings.
 Compute = Callable[..., dict[str, Any]]
@@ -168,13 +161,8 @@ def _scratch(output: Path) -> Iterator[Path]:
         remove(path)
 
 
-@contextmanager
-def _executor(workers: int) -> Iterator[Executor]:
-    if not workers:
-        yield default_executor()
-        return
-    with dask.config.set(KEEPS_MEMORY), local_cluster(workers) as executor:
-        yield executor
+def _executor(workers: int) -> Any:
+    return local_cluster(workers, keeps_memory=True) if workers else nullcontext(default_executor())
 
 
 def _record_path(output: Path, cell: Cell) -> Path:
