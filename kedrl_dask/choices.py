@@ -14,6 +14,7 @@ from kedrl_dask import sizing
 from kedrl_dask.cache import Cache, Facts
 from kedrl_dask.costs import DESIGN_SAMPLE
 from kedrl_dask.design import choose_points
+from kedrl_dask.division import even_ranges
 from kedrl_dask.kernels import Matern
 from kedrl_dask.nystrom import NystromFeatures
 from kedrl_dask.schema import POINTS, RETURNS, SAMPLE, TREND, ArraySpec
@@ -171,17 +172,13 @@ def _refit(trend: LinearTrend, store: TransitionStore, cache: Cache, of_sample: 
     """The trend of all transitions, from that of the sample."""
 
     def make(path: Path) -> None:
-        parts = (store.transitions(start, stop) for start, stop in _spans(store.n_rows))
+        parts = (store.transitions(start, stop) for start, stop in even_ranges(store.n_rows, TREND_ROWS))
         found = [trend.moments(part.inputs, part.reward - trend(part.inputs)) for part in parts]
         whole = trend.refit(TrendMoments(*(sum(sums) for sums in zip(*found, strict=True))))
         _file(path, TREND, whole.to_arrays(), {})
 
     filed = ArrayStore.open(cache.get("trend", {"sample": of_sample, "trend": trend}, make), KIND)
     return LinearTrend.from_arrays({spec.name: filed.read(spec.name) for spec in TREND})
-
-
-def _spans(n_rows: int) -> list[tuple[int, int]]:
-    return [(start, min(start + TREND_ROWS, n_rows)) for start in range(0, n_rows, TREND_ROWS)]
 
 
 def _tune(settings: Settings, sample: Transitions) -> InputTuning:

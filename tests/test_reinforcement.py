@@ -202,7 +202,7 @@ def test_monte_carlo__each_copy_is_an_environment_of_its_own(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_reservoir__runs_and_goes_on(tmp_path, capsys):
+def test_reservoir__runs_and_goes_on(tmp_path):
     """The worked example in small: truth from the environment, intervals, table, figure; all kept."""
     pytest.importorskip("mo_gymnasium", reason="install the extra: pip install 'kedrl-dask[rl]'")
     from rich.console import Console

@@ -158,7 +158,7 @@ def test_replicates__around_their_own_trend_up_to_one_over_n(tmp_path):
         assert np.linalg.norm(getattr(found, name) - getattr(expected, name)) < 0.15 * changed
 
 
-def test_trend__is_of_all_transitions(tmp_path, policy, monkeypatch):
+def test_trend__is_of_all_transitions(tmp_path, monkeypatch):
     """Not of the design's sample alone."""
     monkeypatch.setattr("kedrl_dask.choices.DESIGN_SAMPLE", 200)
     monkeypatch.setattr("kedrl_dask.choices.TREND_ROWS", 300)

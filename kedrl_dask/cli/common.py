@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from kedrl_dask.checks import MOST_SEED, printable, shown
 from kedrl_dask.cli.verbs import VERBS
 from kedrl_dask.foreign import checked_path
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = [
     "BAD_INPUT",
@@ -39,8 +42,10 @@ __all__ = [
     "path",
     "positive",
     "print_out",
+    "printing",
     "replicates",
     "workers",
+    "written",
 ]
 
 #: Most cells of a kind, and worker processes, that can be meant.
@@ -175,6 +180,22 @@ def print_out(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def printing() -> Iterator[Console]:
+    """A console whose words are printed at the end, by :func:`print_out`."""
+    from rich.console import Console  # not for `kedrl --help`, which is to be quick
+
+    console = Console()
+    with console.capture() as captured:
+        yield console
+    print_out("\n" + captured.get().rstrip())
+
+
+def written(output: Path) -> str:
+    """Names of what a verb has left in its directory for its user."""
+    return ", ".join(sorted(entry.name for entry in output.iterdir() if not entry.name.startswith(".")))
 
 
 @contextmanager

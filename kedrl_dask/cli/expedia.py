@@ -17,6 +17,7 @@ from kedrl_dask.cli.common import (
     path,
     positive,
     print_out,
+    written,
 )
 from kedrl_dask.datasets.expedia.panel import PAPER_TEST, PAPER_TRAINING
 from kedrl_dask.study.expedia import application
@@ -141,6 +142,6 @@ def _text(summary: dict[str, Any], options: argparse.Namespace) -> str:
     console = Console()
     with console.capture() as captured:
         render(summary, console)
-        names = ", ".join(sorted(e.name for e in options.output.iterdir() if not e.name.startswith(".")))
-        console.print(f"\n{summary['seconds']:.0f} s in all. Written to {options.output}: {names}")
+        where = f"{options.output}: {written(options.output)}"
+        console.print(f"\n{summary['seconds']:.0f} s in all. Written to {where}")
     return "\n" + captured.get().rstrip()

@@ -6,8 +6,6 @@ import argparse
 import sys
 from typing import Any
 
-from rich.console import Console
-
 from kedrl_dask.cli.common import (
     JSON,
     NOT_CONVERGED,
@@ -17,7 +15,9 @@ from kedrl_dask.cli.common import (
     path,
     positive,
     print_out,
+    printing,
     replicates,
+    written,
 )
 from kedrl_dask.study import reservoir
 
@@ -73,10 +73,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_out(as_json(summary))
     else:
-        console = Console()
-        with console.capture() as captured:
+        with printing() as console:
             reservoir.render(summary, console)
-        print_out("\n" + captured.get().rstrip())
+            console.print(f"\nWritten to {options.output}: {written(options.output)}")
     if summary["result"] != "converged":
         print(f"kedrl: the fit did not converge: {summary['result']}", file=sys.stderr)
         return NOT_CONVERGED

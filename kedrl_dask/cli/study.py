@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console
-
 from kedrl_dask.cli import expedia, reservoir
 from kedrl_dask.cli.common import (
     EXIT_CODES,
@@ -24,8 +22,10 @@ from kedrl_dask.cli.common import (
     path,
     positive,
     print_out,
+    printing,
     replicates,
     workers,
+    written,
 )
 from kedrl_dask.cli.pair import PAIR
 from kedrl_dask.datasets.simulation import PAIRS
@@ -297,15 +297,12 @@ def _finish(summary: dict[str, Any], options: argparse.Namespace, render: Any) -
     if options.json:
         print_out(as_json(summary))
     else:
-        console = Console()
-        with console.capture() as captured:
+        with printing() as console:
             render(summary, console)
-            names = ", ".join(sorted(e.name for e in options.output.iterdir() if not e.name.startswith(".")))
             console.print(
                 f"\n{summary['cells']:,} cells, {summary['computed']:,} of them computed now. "
-                f"Written to {options.output}: {names}"
+                f"Written to {options.output}: {written(options.output)}"
             )
-        print_out("\n" + captured.get().rstrip())
     for name, error in summary["failed"].items():
         print(f"kedrl: cell {name} failed: {error}", file=sys.stderr)
     return NOT_CONVERGED if summary["failed"] else SUCCESS

@@ -214,10 +214,9 @@ def _returns(
     start: Callable[..., Array],
 ) -> Array:
     """One discounted return of each copy of an environment, which go on together; (n, d)."""
-    observed = []
     for env, seed in zip(copies, rng.integers(2**31, size=len(copies)), strict=True):
         env.reset(seed=int(seed))
-        observed.append(start(env, state=state))
+        start(env, state=state)
     actions = np.tile(action, (len(copies), 1))
     running, totals = list(range(len(copies))), None
     for step in range(n_steps):
@@ -239,7 +238,7 @@ def _returns(
                 goes_on.append(number)
         if not goes_on:
             break
-        running, observed = goes_on, seen
-        actions = policy.sample(np.asarray(observed, dtype=np.float64), rng)
+        running = goes_on
+        actions = policy.sample(np.asarray(seen, dtype=np.float64), rng)
     assert totals is not None
     return totals
