@@ -292,7 +292,7 @@ def test_simulate__what_appears_meanwhile_is_kept(tmp_path, capsys, monkeypatch)
 def test_module__ctrl_c(tmp_path):
     """The real thing: a signal while chunks are being written, one line, no traceback, nothing left."""
     path = tmp_path / "new" / "store"
-    command = [sys.executable, "-m", "kedrl_dask", "simulate", str(path), "--transitions", "1000000000"]
+    command = [sys.executable, "-m", "kedrl_dask", "simulate", str(path), "--transitions", "100000000"]
     environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     deadline = time.monotonic() + 120

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kedrl_dask import __version__
 from kedrl_dask.schema import TRANSITIONS, ArraySpec
-from kedrl_dask.store import FORMAT_VERSION, ArrayStore, StoreError, digest, remove
+from kedrl_dask.store import FORMAT_VERSION, ArrayStore, StoreError, digest, disk, remove
 
 SPECS = (
     ArraySpec("matrix", ("row", "column"), "float64", "numbers"),
@@ -291,6 +291,21 @@ def test_remove__waits_for_a_write_that_was_interrupted(tmp_path, monkeypatch):
     assert not ended.is_set()
     remove(tmp_path / "s")
     assert ended.is_set()
+    assert not list(tmp_path.iterdir())
+
+
+def test_remove__does_not_wait_for_a_thread_that_is_stuck(tmp_path, monkeypatch):
+    """An interruption can leave zarr's thread waiting for a lock that nobody gives back."""
+    make(tmp_path / "s")
+    monkeypatch.setattr(disk, "MOST_SECONDS_OF_WRITES", 0.2)
+    unstuck = threading.Event()
+    zarr.core.sync._get_loop().call_soon_threadsafe(unstuck.wait)
+    start = time.monotonic()
+    try:
+        remove(tmp_path / "s")
+    finally:
+        unstuck.set()
+    assert 0.2 <= time.monotonic() - start < 5
     assert not list(tmp_path.iterdir())
 
 

@@ -46,6 +46,9 @@ __all__ = [
 Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
+#: Of writes that are under way at an interruption; a chunk takes far less.
+MOST_SECONDS_OF_WRITES = 20.0
+
 
 class StoreError(ValueError):
     """A store is missing, incomplete, damaged, or not what was asked for."""
@@ -121,19 +124,32 @@ def appearing(path: PathLike) -> Iterator[Path]:
 
 def remove(path: PathLike) -> None:
     """Remove a directory, though an interruption may have left writes under way that make it again."""
+    is_alive = True
     for _ in range(20):
-        sync(_end_of_writes())
+        is_alive = is_alive and _end_of_writes()
         if not os.path.lexists(path):
             return
         rmtree(path, ignore_errors=True)
         time.sleep(0.05)  # for threads of an executor, which go on until they notice
 
 
-async def _end_of_writes() -> None:
-    """Wait for everything that zarr's own thread was given."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others)
+def _end_of_writes() -> bool:
+    """Wait for everything that zarr's own thread was given; whether it got to the end of it.
+
+    It may never: where the interruption came while this thread held the lock of a future, as
+    ``concurrent.futures.wait`` does for a moment, nobody gives that lock back.
+    """
+
+    async def others_are_done() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others)
+
+    try:
+        sync(others_are_done(), timeout=MOST_SECONDS_OF_WRITES)
+    except TimeoutError:
+        return False
+    return True
 
 
 class PlainFiles(LocalStore):
