@@ -13,7 +13,7 @@ from kedrl_dask.fitting import check_policy, run_fit, workspace
 from kedrl_dask.gate import warn_of_numbers, warn_of_separation
 from kedrl_dask.planning import checked_plan
 from kedrl_dask.policies import Policy
-from kedrl_dask.process import one_blas_thread
+from kedrl_dask.process import driver_blas_threads
 from kedrl_dask.progress import Reporter
 from kedrl_dask.runs import open_run
 from kedrl_dask.settings import Settings
@@ -43,7 +43,7 @@ def fit_model(
     if not settings.automatic_sizes:  # else it is planned when they are known
         checked_plan(settings, store, executor, memory)
     estimate = partial(_estimate, model, settings, store, policy, executor, memory)
-    with one_blas_thread():
+    with driver_blas_threads(max(settings.largest("n_landmarks"), settings.largest("n_basis"))):
         if run is None:
             with workspace(store, cache) as space:
                 estimate(space, Reporter(progress))

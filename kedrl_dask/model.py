@@ -24,7 +24,7 @@ from kedrl_dask.operators import OperatorBlocks
 from kedrl_dask.plan import Plan
 from kedrl_dask.planning import plan_fit
 from kedrl_dask.policies import Policy
-from kedrl_dask.process import one_blas_thread
+from kedrl_dask.process import driver_blas_threads
 from kedrl_dask.progress import Reporter
 from kedrl_dask.ratio import ULSIF
 from kedrl_dask.runs import CHECKPOINT_SECONDS, recorded_fit
@@ -371,7 +371,7 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         """
         check_is_fitted(self)
         settings, store = self._prepared(store)
-        with one_blas_thread(), workspace(store, cache) as space:
+        with driver_blas_threads(), workspace(store, cache) as space:
             return run_bootstrap(
                 self, settings, store, policy, n_replicates, random_state,
                 checked_executor(executor), space, Reporter(progress),

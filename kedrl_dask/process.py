@@ -18,15 +18,26 @@ __all__ = [
     "Terminated",
     "abandoning",
     "check_abandoned",
-    "one_blas_thread",
+    "driver_blas_threads",
     "own_memory",
     "terminable",
 ]
 
 
+#: Rows of matrices on which several BLAS threads are faster than one.
+MANY_ROWS = 3_000
+
+
 @contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """One BLAS thread in this process: on the small matrices of a driver several wait for each other."""
+def driver_blas_threads(n_rows: int = 0) -> Iterator[None]:
+    """One BLAS thread in this process, unless it works on matrices of many rows.
+
+    On the small matrices of a driver several wait for each other, and where they share a product its last
+    digit may depend on their number.
+    """
+    if n_rows >= MANY_ROWS:
+        yield
+        return
     with ThreadpoolController().limit(limits=1):
         yield
 

@@ -34,7 +34,7 @@ from kedrl_dask.persist import (
     to_json,
     write_fitted,
 )
-from kedrl_dask.process import one_blas_thread
+from kedrl_dask.process import driver_blas_threads
 from kedrl_dask.progress import Reporter
 from kedrl_dask.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
 from kedrl_dask.settings import MOST_OF_A_SIZE
@@ -178,7 +178,7 @@ class ConditionalEmbedding(BaseEstimator):
         store = pairs if isinstance(pairs, TransitionStore) else TransitionStore.open(pairs)
         self._check_data(store)
         executor, reporter = checked_executor(executor), Reporter(progress)
-        with one_blas_thread():
+        with driver_blas_threads():
             with reporter.stage("design"):
                 sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([self.random_state, 1]))
                 self._choose_features(sample)

@@ -16,7 +16,7 @@ from kedrl_dask.datasets import expedia
 from kedrl_dask.datasets.expedia import ClippedGaussian, Encoder
 from kedrl_dask.datasets.expedia.columns import ACTION, REWARD, STATE
 from kedrl_dask.files import read_json, write_whole
-from kedrl_dask.process import one_blas_thread
+from kedrl_dask.process import driver_blas_threads
 from kedrl_dask.progress import Reporter
 from kedrl_dask.store import remove
 from kedrl_dask.study.expedia.specification import POLICIES
@@ -114,7 +114,7 @@ def prepare(output: Path, request: Request, reporter: Reporter) -> Prepared:
         write_whole(output / PANEL, json.dumps(panel, indent=1, allow_nan=False) + "\n")
     training, test = (TransitionStore.open(folder / name) for name in ("training", "test"))
     encoder = Encoder(**panel["encoder"] | {"clicks": tuple(panel["encoder"]["clicks"])})
-    with reporter.stage("policies"), one_blas_thread():
+    with reporter.stage("policies"), driver_blas_threads():
         logged = training.transitions()
         state, action = np.hsplit(logged.inputs, [training.state_dim])
         policies = {
