@@ -155,7 +155,7 @@ def _memory() -> Check:
 
 def _disk(directory: Path) -> Check:
     """Write and read through Zarr, and lock a file, in a directory that is removed again."""
-    from kedrl_dask.runs import locked
+    from kedrl_dask.locking import locked
     from kedrl_dask.store import ArrayStore
 
     remedy = "choose a directory that can be written, on a disk with locks"
@@ -164,7 +164,7 @@ def _disk(directory: Path) -> Check:
     values = np.random.default_rng(0).random(CHUNK_NUMBERS)
     try:
         with tempfile.TemporaryDirectory(prefix=".kedrl-doctor-", dir=directory) as folder:
-            with locked(Path(folder) / "lock"):
+            with locked(Path(folder)):
                 pass
             path = Path(folder) / "store"
             store = ArrayStore.create(path, "kedrl doctor", [spec], *sizes, compressed=False)

@@ -39,10 +39,11 @@ from kedrl_dask.drift import Drift, compare_results
 from kedrl_dask.execute import Executor, checked_executor
 from kedrl_dask.files import read_record, write_record
 from kedrl_dask.gate import Refused
+from kedrl_dask.locking import locked
 from kedrl_dask.persist import finite, parameters
 from kedrl_dask.progress import Reporter
 from kedrl_dask.reporting.content import from_results
-from kedrl_dask.runs import check_input, locked
+from kedrl_dask.runs import check_input
 from kedrl_dask.scheduling import Schedule
 from kedrl_dask.store import digest, remove
 from kedrl_dask.transitions import TransitionStore
@@ -191,7 +192,7 @@ def evaluate(
     """
     output = schedule.output
     output.mkdir(parents=True, exist_ok=True)
-    with locked(output / "lock"):
+    with locked(output):
         _tidy(output)
         todo = due(schedule, force)
         if not todo.reasons and todo.last is not None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from kedrl_dask.moments import Moments
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.store import ArrayStore
-from kedrl_dask.writer import Moments, chunk_digests, fingerprint
+from kedrl_dask.writer import chunk_digests, fingerprint
 
 __all__ = ["prefix_attributes", "prefix_fingerprint", "prefix_moments"]
 

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -23,10 +22,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
@@ -36,6 +34,7 @@ from kedrl_dask.cache import Cache
 from kedrl_dask.checkpoints import Checkpoints
 from kedrl_dask.execute import Executor
 from kedrl_dask.files import commit, committed, damaged, read_record, revoke, write_record, write_whole
+from kedrl_dask.locking import locked, now
 from kedrl_dask.persist import from_json, load, parameters
 from kedrl_dask.policies import LocationScale, Policy, from_dict
 from kedrl_dask.process import Stopped, terminable
@@ -48,11 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKPOINT_SECONDS",
-    "Busy",
     "Run",
     "check_input",
     "is_finished",
-    "locked",
     "open_run",
     "read_run",
     "recorded_fit",
@@ -65,10 +62,6 @@ CHECKPOINT_SECONDS = 10.0
 CHECKED_CHUNKS = 8
 #: What the operating system calls a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class Busy(ValueError):
-    """Another process holds the lock."""
 
 
 class Run:
@@ -100,7 +93,7 @@ class Run:
             facts = facts["plan"]["totals"]
         if event == "stage finished":
             write_whole(self.path / "stages" / f"{facts['stage'].replace(' ', '-')}.json", json.dumps(facts))
-        line = json.dumps({"time": _now(), "event": event, **facts}, default=str)
+        line = json.dumps({"time": now(), "event": event, **facts}, default=str)
         with self._lock, (self.path / "log.jsonl").open("a") as log:
             log.write(line + "\n")
 
@@ -218,7 +211,7 @@ def open_run(
     if path.exists() and not (path / "run.json").exists() and _is_foreign(path):
         raise ValueError(f"{path} is not empty and holds no run; choose another directory for the run")
     path.mkdir(parents=True, exist_ok=True)
-    with locked(path / "lock"):
+    with locked(path):
         facts = _agreed(path, describe(model, store, policy, cache))
         yield Run(path, facts, seconds)
 
@@ -235,7 +228,7 @@ def describe(
     return {
         "kind": KIND,
         "id": uuid4().hex,
-        "created": _now(),
+        "created": now(),
         "settings": parameters(model),
         "data": {
             "path": str(store.path.resolve()),
@@ -335,39 +328,6 @@ def recorded_fit(path: Path, policy: Policy | None) -> tuple[dict[str, Any], dic
     }
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a directory: the operating system releases it when the process ends, however it ends.
-
-    On file systems of several machines it holds as far as these know ``flock``: NFS does, others may
-    have to be mounted with it. Where there is none at all, that is an error.
-    """
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(
-                f"{path.parent} is being worked on by {_holder(file)}; wait for it, or end that process"
-            ) from None
-        except OSError as error:
-            raise OSError(
-                f"{path}: this file system has no locks ({error}), so that two processes could work on one "
-                "directory; put it on another"
-            ) from error
-        file.truncate(0)
-        json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}, file)
-        file.flush()
-        yield
-
-
-def _holder(file: IO[str]) -> str:
-    file.seek(0)
-    with suppress(ValueError):
-        held = json.load(file)
-        return f"process {held['pid']} on {held['host']} since {held['since']}"
-    return "another process"
-
-
 def check_input(store: TransitionStore, executor: Executor, advance: Any, first: int = 0) -> None:
     """Compare the data, from a chunk on, with the digests taken when they were written.
 
@@ -391,7 +351,3 @@ def _damage(chunks: tuple[int, int], path: Path) -> list[str]:
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

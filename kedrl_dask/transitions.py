@@ -12,13 +12,14 @@ import numpy.typing as npt
 from kedrl_dask.encoding import Encoding
 from kedrl_dask.episodes import EpisodeIndex
 from kedrl_dask.html import html_table
+from kedrl_dask.moments import Moments
 from kedrl_dask.pairs import EpisodeRows, Transitions, pair
 from kedrl_dask.prefix import prefix_attributes, prefix_fingerprint, prefix_moments
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.store import ArrayStore, PathLike, StoreError, check_vacant, digest
 from kedrl_dask.tables import ingest
 from kedrl_dask.validation import DataError, DataWarning, check_arrays, check_end, check_scale, check_sequence
-from kedrl_dask.writer import Moments, Writer, fingerprint, open_committed
+from kedrl_dask.writer import Writer, fingerprint, open_committed
 
 __all__ = [
     "DataError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
 from numbers import Integral
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,8 @@ from kedrl_dask.checks import as_numbers, check_count, cut
 from kedrl_dask.encoding import PARTS, Encoding
 from kedrl_dask.files import checksum_of
 from kedrl_dask.foreign import MOST_SIZE, MOST_UNPACKED_BYTES
+from kedrl_dask.locking import locked
+from kedrl_dask.moments import MOMENT_ARRAYS, Moments
 from kedrl_dask.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.store import ArrayStore, PathLike, StoreError, digest
 from kedrl_dask.validation import (
@@ -29,11 +31,13 @@ from kedrl_dask.validation import (
     check_sequence,
 )
 
-__all__ = ["Moments", "Writer", "fingerprint", "open_committed"]
+__all__ = ["Writer", "fingerprint", "open_committed"]
 
 Array = npt.NDArray[Any]
 
 _KIND = "transitions"
+#: File of a store whose lock an appender holds: inside an array, where zarr does not look for others.
+_LOCK = "episode/.lock"
 #: Attributes that a commit sets.
 _COMMITTED = (
     "complete",
@@ -49,59 +53,6 @@ _COMMITTED = (
 _DIGESTS_PER_CHUNK = 1024
 #: A standard deviation that is a smaller share of the entries is their rounding.
 ROUNDING = 1e-12
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Count, mean, sum of squared deviations, minimum and maximum of each column of some rows."""
-
-    count: int
-    mean: Array
-    squares: Array
-    minimum: Array
-    maximum: Array
-
-    @classmethod
-    def of(cls, values: Array) -> Moments:
-        """Moments of the rows of a matrix."""
-        mean = values.mean(axis=0)
-        mean += (values - mean).mean(axis=0)  # takes off the rounding error of the long first sum
-        squares = np.square(values - mean).sum(axis=0)
-        return cls(values.shape[0], mean, squares, values.min(axis=0), values.max(axis=0))
-
-    def merge(self, other: Moments) -> Moments:
-        """Moments of both sets of rows together (Chan, Golub and LeVeque 1983)."""
-        count = self.count + other.count
-        shift = other.mean - self.mean
-        return Moments(
-            count,
-            self.mean + shift * (other.count / count),
-            self.squares + other.squares + shift**2 * (self.count * other.count / count),
-            np.minimum(self.minimum, other.minimum),
-            np.maximum(self.maximum, other.maximum),
-        )
-
-    @property
-    def largest(self) -> Array:
-        """Largest size of an entry of each column."""
-        return np.maximum(np.abs(self.minimum), np.abs(self.maximum))
-
-    @property
-    def deviation(self) -> Array:
-        """Standard deviation of each column."""
-        return np.sqrt(self.squares / self.count)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers; JSON keeps every digit of a float."""
-        return {key: getattr(self, key).tolist() for key in _MOMENT_ARRAYS} | {"count": self.count}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Moments:
-        """Inverse of :meth:`to_json`."""
-        return cls(count=values["count"], **{key: np.array(values[key]) for key in _MOMENT_ARRAYS})
-
-
-_MOMENT_ARRAYS = ("mean", "squares", "minimum", "maximum")
 
 
 def fingerprint(digests: Array) -> str:
@@ -157,7 +108,7 @@ def _check_attributes(arrays: ArrayStore, attributes: Mapping[str, Any]) -> None
     for name in ("state", "action", "reward"):
         kinds = ["moments", *(["full_moments"] if n_rows >= length else [])]
         for moments in (Moments.from_json(attributes[kind][name]) for kind in kinds):
-            shapes = {as_numbers(key, getattr(moments, key)).shape for key in _MOMENT_ARRAYS}
+            shapes = {as_numbers(key, getattr(moments, key)).shape for key in MOMENT_ARRAYS}
             if shapes != {arrays.shape(name)[1:]} or not (as_numbers(name, moments.squares) >= 0).all():
                 raise ValueError(f"the moments of {name} are not those of its columns")
             check_count("count", moments.count, most=MOST_SIZE)
@@ -181,9 +132,9 @@ class Writer:
     attributes of the group in one step; after an error, readers see the store as it was before.
     """
 
-    def __init__(self, arrays: ArrayStore, state: dict[str, Any]) -> None:
-        """Go on from committed attributes, or from those of an empty store."""
-        self._arrays = arrays
+    def __init__(self, arrays: ArrayStore, state: dict[str, Any], held: ExitStack | None = None) -> None:
+        """Go on from committed attributes, or from those of an empty store; ``held`` is closed at the end."""
+        self._arrays, self._held = arrays, held or ExitStack()
         self._chunk_rows = arrays.chunk("row")
         self._dims = {name: arrays.size(f"{name}_dim") for name in ("state", "action", "reward")}
         self._buffer = {
@@ -234,9 +185,12 @@ class Writer:
 
     @classmethod
     def resume(cls, path: PathLike) -> Writer:
-        """Go on after the committed rows of an existing store."""
+        """Go on after the committed rows of an existing store, alone."""
         arrays = open_committed(path, writable=True)
-        return cls(arrays, arrays.attributes)
+        with ExitStack() as held:
+            held.enter_context(locked(arrays.path, _LOCK))
+            arrays = open_committed(path, writable=True)  # another appender may have ended meanwhile
+            return cls(arrays, arrays.attributes, held.pop_all())
 
     def _reload(self, tail_digests: list[str]) -> LastRow:
         """Bring the last, partial chunk back into the buffer and return the last row."""
@@ -300,7 +254,11 @@ class Writer:
         rows = check_arrays(given, self._dims, self._where)
         last = check_sequence(rows, self._where, self._last)
         self._status = "failed"  # a piece stored by half must not be committed
-        self._store(rows)
+        try:
+            self._store(rows)
+        except BaseException:
+            self._held.close()
+            raise
         self._status = "open"
         continues = self._last is not None and self._last.episode == rows["episode"][0]
         self._n_episodes += int(np.sum(rows["episode"][1:] != rows["episode"][:-1])) + (not continues)
@@ -367,13 +325,9 @@ class Writer:
                 f"{self._arrays.path}: this writer failed, nothing was committed; open a new one"
             )
         self._status = "failed"
-        if self._last is None:
-            raise DataError("state: has 0 rows, expected at least one recorded time point; append data first")
-        check_end(self._last, f"row {self._n_rows - 1} of the store, the last one,")
-        moments = self._merged(self._n_rows - self._start)
-        for name, of_array in moments.items():
-            check_scale(name, of_array.largest)
-        self._commit(moments)
+        with self._held:
+            moments = self._checked_moments()
+            self._commit(moments)
         self._status = "closed"
         for name, of_array in moments.items():
             constant = of_array.minimum == of_array.maximum
@@ -387,6 +341,16 @@ class Writer:
                     "counts as constant; give it as the difference from this"
                 )
                 warnings.warn(message, DataWarning, stacklevel=3)
+
+    def _checked_moments(self) -> dict[str, Moments]:
+        """Moments of all rows, if these can be committed."""
+        if self._last is None:
+            raise DataError("state: has 0 rows, expected at least one recorded time point; append data first")
+        check_end(self._last, f"row {self._n_rows - 1} of the store, the last one,")
+        moments = self._merged(self._n_rows - self._start)
+        for name, of_array in moments.items():
+            check_scale(name, of_array.largest)
+        return moments
 
     def _commit(self, moments: Mapping[str, Moments]) -> None:
         """Write the last, partial chunk and the digests; then, in one step, the attributes."""
@@ -431,3 +395,4 @@ class Writer:
             self.close()
         else:
             self._status = "failed"
+            self._held.close()

@@ -23,8 +23,9 @@ FLOORS = {
     # Storage and execution.
     2: {
         "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files", "foreign",
-        "html", "objective", "paired_costs", "paired_objective", "pairs", "passes", "plan", "prefix", "probe",
-        "process", "progress", "schema", "store", "tables", "target", "transitions", "validation", "writer",
+        "html", "locking", "moments", "objective", "paired_costs", "paired_objective", "pairs", "passes",
+        "plan", "prefix", "probe", "process", "progress", "schema", "store", "tables", "target",
+        "transitions", "validation", "writer",
     },
     # What people touch.
     3: {

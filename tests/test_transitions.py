@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kedrl_dask.locking import Busy
 from kedrl_dask.store import ArrayStore, StoreError
 from kedrl_dask.transitions import DataError, DataWarning, Transitions, TransitionStore
 
@@ -531,6 +532,39 @@ def test_appender__without_rows_changes_nothing(tmp_path):
     with store.appender():
         pass
     assert TransitionStore.open(tmp_path / "s").fingerprint == store.fingerprint
+
+
+def test_appender__one_at_a_time(tmp_path):
+    store = TransitionStore.from_arrays(tmp_path / "s", **DATA)
+    more = make_data([2], first_episode=6, seed=3)
+    with store.appender() as writer:
+        with pytest.raises(Busy, match=rf"{tmp_path / 's'} is being worked on by process {os.getpid()} on"):
+            store.appender()
+        writer.append(**more)
+    with pytest.raises(KeyError), store.appender():
+        raise KeyError("of the body")
+    late = make_data([2], first_episode=9, seed=4)
+    with store.appender() as writer:  # of a store object from before the other's rows
+        writer.append(**late)
+    grown = TransitionStore.open(tmp_path / "s")
+    grown.verify()
+    assert_same_rows(stored(grown), {n: np.concatenate((DATA[n], more[n], late[n])) for n in NAMES})
+
+
+def test_appender__a_writer_that_fails_lets_go(tmp_path, monkeypatch):
+    store = TransitionStore.from_arrays(tmp_path / "s", **DATA, chunk_rows=4)
+    writer, more = store.appender(), make_data([9], first_episode=6, seed=3)
+
+    def fail(*args, **kwargs):
+        raise OSError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayStore, "write", fail)
+        with pytest.raises(OSError, match="no room"):
+            writer.append(**more)
+    with store.appender() as again:
+        again.append(**more)
+    assert TransitionStore.open(tmp_path / "s").n_rows == 18
 
 
 def test_appender__damaged_last_chunk_is_not_written_again(tmp_path):

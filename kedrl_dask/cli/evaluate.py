@@ -22,7 +22,7 @@ from kedrl_dask.cli.common import (
 from kedrl_dask.cli.where import CLUSTER, MEMORY, PATIENTLY
 from kedrl_dask.evaluations import Due, Outcome, due, evaluate
 from kedrl_dask.execute import chosen_cluster, open_cluster
-from kedrl_dask.runs import Busy
+from kedrl_dask.locking import Busy
 from kedrl_dask.scheduling import Schedule, load_schedule
 
 __all__ = ["add"]
