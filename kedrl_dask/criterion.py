@@ -388,10 +388,13 @@ def product(chunk: Chunk, space: Space, penalties: Penalties, direction: Array) 
     return value_and_gradient(chunk.without_terminal(), space, penalties.homogeneous(), direction)[1]
 
 
-def moments(chunk: Chunk) -> tuple[Array, Array]:
-    """Σϱ k̃k̃ᵀ and the mean of the target over the chunk, in double precision: for the preconditioner."""
-    basis = chunk.basis.astype(np.float64, copy=False)
-    return basis.T @ (chunk.weights[:, None] * basis), chunk.target_moment()
+def moments(chunk: Chunk) -> tuple[Array, Array, Array]:
+    """Σϱ k̃k̃ᵀ, Σϱ Φ̃Φ̃ᵀ and the mean of the target, in double precision: for the preconditioner."""
+    basis, continuation = (
+        sections.T @ (chunk.weights[:, None] * sections)
+        for sections in (part.astype(np.float64, copy=False) for part in (chunk.basis, chunk.continuation))
+    )
+    return basis, continuation, chunk.target_moment()
 
 
 def expanded_moments(

@@ -103,9 +103,9 @@ class BellmanObjective(Objective):
         self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
         self.chunks = ChunkSums(executor, points, groups, residency)
         self._in_memory: Chunk | None = None
-        moment, target_moment = self.chunks.sum(criterion.moments)
+        self._moment, continuation_moment, target_moment = self.chunks.sum(criterion.moments)
         right = return_gram(space, target_moment, penalties.mass)
-        self.coordinates = Coordinates.build(moment, right, ridge)
+        self.coordinates = Coordinates.build(self._moment + continuation_moment, right, ridge)
 
     def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
         """Value of eq:global_B_objective and its gradient (rank, m), in double precision."""
@@ -140,7 +140,8 @@ class BellmanObjective(Objective):
         dtype = self._points.dtype
         shared = self._executor.share(expansion.astype(dtype)), self._executor.share(directions.astype(dtype))
         cross, square = self.chunks.sum(criterion.expanded_moments, *shared)
-        return Surrogate(self.coordinates, expansion, cross, square, self._space, self._penalties.mass)
+        moment, mass = directions.T @ self._moment @ directions, self._penalties.mass
+        return Surrogate(self.coordinates, expansion, moment, cross, square, self._space, mass)
 
     def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
         """Gradient over some of the points, scaled so that its mean over all batches is the gradient.

@@ -1,16 +1,17 @@
 """Coordinates in which the Bellman criterion is nearly isotropic.
 
 In terms of C, the coefficients with respect to the whitened basis (B = T_L C, so that λ_B tr(BᵀK_LB) is
-λ_B‖C‖²), the Hessian of the criterion over two is close to S⊗R + λ_B I, where S = Σϱ k̃k̃ᵀ and
-R = K_Z + Ḡ + λ_mass 11ᵀ, Ḡ the mean target-target Gram matrix. That matrix is diagonal in the eigenvectors
-of S on the left and of R on the right, so the preconditioner is a change of coordinates C = V (Y / D) Rᵀ,
-after which it is the identity.
+λ_B‖C‖²), the Hessian of the criterion over two is a mean of Kronecker products over the conditioning points,
 
-The Hessian itself is a mean of Kronecker products over the conditioning points,
+    Σϱ k̃k̃ᵀ⊗(K_Z + λ_mass 11ᵀ) − Σϱ (k̃Φ̃ᵀ⊗H + Φ̃k̃ᵀ⊗Hᵀ) + Σϱ Φ̃Φ̃ᵀ⊗G + λ_B I.
 
-    S⊗(K_Z + λ_mass 11ᵀ) − Σϱ (k̃Φ̃ᵀ⊗H + Φ̃k̃ᵀ⊗Hᵀ) + Σϱ Φ̃Φ̃ᵀ⊗G + λ_B I,
+It is at most about twice S⊗R + λ_B I, where S = Σϱ (k̃k̃ᵀ + Φ̃Φ̃ᵀ) and R = K_Z + Ḡ + λ_mass 11ᵀ, Ḡ the mean
+of G. That matrix is diagonal in the eigenvectors of S on the left and of R on the right, so that the
+preconditioner is a change of coordinates C = V (Y / D) Rᵀ, after which it is the identity. Without Φ̃ in S
+there is no such bound: a policy that leads where conditioning points are few has large Φ̃ in directions of
+small Σϱ k̃k̃ᵀ.
 
-and H depends on the point through ρ(x) alone, linearly, G through |ρ(x)|². Both are smooth functions of the
+H depends on the point through ρ(x) alone, linearly, G through |ρ(x)|². Both are smooth functions of the
 input, so that a few of their principal components say nearly all: with ρ ≈ Σ_j c_j(x)·R_j the second term is
 Σ_j (Σϱ c_j k̃Φ̃ᵀ)⊗H[R_j], a short sum that knows neither the number of points nor that of features. A
 :class:`Surrogate` is the Hessian with such sums; conjugate gradients on it, which the driver runs by itself,
@@ -79,7 +80,7 @@ class Coordinates:
         Parameters
         ----------
         moment : (rank, rank) array
-            S, from :func:`~kedrl_dask.criterion.moments`.
+            S, from :func:`~kedrl_dask.criterion.moments`; or another left factor.
         return_gram : (m, m) array
             K_Z + Ḡ + λ_mass 11ᵀ.
         ridge : float
@@ -186,6 +187,8 @@ class Surrogate:
     ----------
     coordinates : Coordinates
     expansion : Expansion
+    moment : (l, l) array
+        Σϱ k̃k̃ᵀ, in the :meth:`directions` of the coordinates.
     cross : (J, l, l) array
         Σϱ c_j k̃Φ̃ᵀ, in the :meth:`directions` of the coordinates.
     square : (J', l, l) array
@@ -199,6 +202,7 @@ class Surrogate:
         self,
         coordinates: Coordinates,
         expansion: Expansion,
+        moment: Array,
         cross: Array,
         square: Array,
         space: ReturnSpace,
@@ -209,12 +213,10 @@ class Surrogate:
         h = [scale * grid @ _turned(shifted, waves).T for waves in expansion.waves]
         g = [scale * (shifted * np.repeat(powers, 2)) @ shifted.T for powers in expansion.powers]
         gram = scale * grid @ grid.T + mass_penalty * np.outer(right.sum(axis=0), right.sum(axis=0))
-        self._n, self._rows = 2 * len(h) + len(g), len(cross[0])
-        left = [*(-cross), *(-cross.transpose(0, 2, 1)), *square]
+        self._n, self._rows = 1 + 2 * len(h) + len(g), len(moment)
+        left = [moment, *(-cross), *(-cross.transpose(0, 2, 1)), *square]
         self._left = np.concatenate(left).astype(np.float32)
-        self._right = np.concatenate([*(x.T for x in h), *h, *g]).astype(np.float32)
-        self._gram = gram.astype(np.float32)
-        self._moment = coordinates.moment[-self._rows :, None].astype(np.float32)
+        self._right = np.concatenate([gram, *(x.T for x in h), *h, *g]).astype(np.float32)
         self._ridge = np.float32(coordinates.ridge)
         self._scale = (np.sqrt(2) / coordinates.spread[-self._rows :]).astype(np.float32)
 
@@ -224,7 +226,6 @@ class Surrogate:
         # All terms at once: (A_1Z, A_2Z, …) side by side, times their partners one above the other.
         stacked = (self._left @ z).reshape(self._n, *z.shape)
         image = stacked.transpose(1, 0, 2).reshape(len(z), -1) @ self._right
-        image += self._moment * (z @ self._gram)
         image += self._ridge * z
         return image * self._scale
 

@@ -22,11 +22,12 @@ N_POINTS, N_BASIS, N_ATOMS, N_FEATURES = 40, 8, 6, 24
 class InMemory:
     """The criterion over one chunk of conditioning points."""
 
-    def __init__(self, mass=1.0, negative=0.0, ridge=1e-3, seed=0):
+    def __init__(self, mass=1.0, negative=0.0, ridge=1e-3, seed=0, width=1.0):
         rng = np.random.default_rng(seed)
         kernel, return_kernel = Matern(1.5, 1.5), Matern(2.5, 1.0, 0.85)
         w = frequencies(return_kernel, 2, N_FEATURES)
         basis, points, successors = (rng.normal(size=(n, 3)) for n in (N_BASIS, N_POINTS, N_POINTS))
+        points *= width
         rewards = rng.normal(size=(N_POINTS, 5, 2))
         rho = np.mean([waves(rewards[:, i], w) for i in range(5)], axis=0)
         weights = rng.uniform(0.5, 1.5, N_POINTS)
@@ -35,9 +36,9 @@ class InMemory:
         self.chunk = FeatureChunk(weights / weights.sum(), features(points), features(successors), rho)
         self.space = ReturnSpace.build(rng.normal(size=(N_ATOMS, 2)), w, 0.7, return_kernel)
         self.penalties, self.ridge = Penalties(mass, 1.0, negative), ridge
-        moment, power = criterion.moments(self.chunk)
+        self.moment, of_continuation, power = criterion.moments(self.chunk)
         self.coordinates = Coordinates.build(
-            moment, return_gram(self.space, power, self.penalties.mass), ridge
+            self.moment + of_continuation, return_gram(self.space, power, self.penalties.mass), ridge
         )
         self.n_products, self.surrogate = 0, None
 
@@ -50,8 +51,12 @@ class InMemory:
 
     def with_surrogate(self):
         expansion = Expansion.of_sample(self.chunk.reward_waves)
-        sums = criterion.expanded_moments(self.chunk, expansion, self.coordinates.directions())
-        self.surrogate = Surrogate(self.coordinates, expansion, *sums, self.space, self.penalties.mass)
+        directions = self.coordinates.directions()
+        sums = criterion.expanded_moments(self.chunk, expansion, directions)
+        moment = directions.T @ self.moment @ directions
+        self.surrogate = Surrogate(
+            self.coordinates, expansion, moment, *sums, self.space, self.penalties.mass
+        )
         return self
 
     def _over(self, chunk, b):
@@ -101,6 +106,24 @@ def test_pcg__reaches_the_dense_solution(start, ridge):
     assert solution.n_products == problem.n_products
     assert 0 < solution.n_iterations < 2 * expected.size
     assert np.isclose(solution.value, problem.value_and_gradient(expected)[0], rtol=1e-10)
+
+
+def largest_curvature(problem, coordinates):
+    """Largest eigenvalue of the Hessian in some coordinates."""
+    units = np.eye(int(np.prod(problem.shape))).reshape(-1, *problem.shape)
+    images = [coordinates.pull_back(problem.product(coordinates.to_coefficients(unit))) for unit in units]
+    return np.linalg.eigvalsh(np.array(images).reshape(len(units), -1))[-1]
+
+
+@pytest.mark.parametrize("width", [1.0, 0.3, 0.1])
+def test_coordinates__bound_the_hessian_though_the_policy_leads_away(width):
+    """Conditioning points in a small part of where continuations are: those alone give no bound."""
+    problem = InMemory(width=width, ridge=1e-6)
+    assert largest_curvature(problem, problem.coordinates) < 4
+    right = return_gram(problem.space, criterion.moments(problem.chunk)[2], problem.penalties.mass)
+    without = Coordinates.build(problem.moment, right, problem.ridge)
+    if width == 0.1:
+        assert largest_curvature(problem, without) > 100
 
 
 def test_surrogate__is_the_hessian_when_nothing_is_left_out(monkeypatch):
@@ -171,7 +194,7 @@ def test_objective__flat_spectrum__has_no_surrogate(small_store, policy, monkeyp
 
 def test_surrogate__negative_curvature_leaves_a_direction_of_descent():
     problem = InMemory(ridge=1e-6).with_surrogate()
-    problem.surrogate._moment = -problem.surrogate._moment
+    problem.surrogate._left[: problem.surrogate._rows] *= -1  # Σϱ k̃k̃ᵀ
     residual = np.random.default_rng(3).normal(size=problem.shape)
     assert np.vdot(residual, problem.precondition(residual)) > 0
 
