@@ -388,29 +388,27 @@ def product(chunk: Chunk, space: Space, penalties: Penalties, direction: Array) 
     return value_and_gradient(chunk.without_terminal(), space, penalties.homogeneous(), direction)[1]
 
 
-def moments(chunk: Chunk) -> tuple[Array, Array, Array]:
-    """Σϱ k̃k̃ᵀ, Σϱ Φ̃Φ̃ᵀ and the mean of the target, in double precision: for the preconditioner."""
-    basis, continuation = (
-        sections.T @ (chunk.weights[:, None] * sections)
-        for sections in (part.astype(np.float64, copy=False) for part in (chunk.basis, chunk.continuation))
-    )
-    return basis, continuation, chunk.target_moment()
+def moments(chunk: Chunk) -> tuple[Array, Array]:
+    """Σϱ (k̃k̃ᵀ + Φ̃Φ̃ᵀ) and the mean of the target, in double precision: for the preconditioner."""
+    sections = np.concatenate([chunk.basis, chunk.continuation], dtype=np.float64)
+    weights = np.tile(chunk.weights, 2)[:, None]
+    return sections.T @ (weights * sections), chunk.target_moment()
 
 
 def expanded_moments(
     chunk: FeatureChunk, expansion: Callable[[Array], tuple[Array, Array]], directions: Array
-) -> tuple[Array, Array]:
-    """Σϱ c_j k̃Φ̃ᵀ (J, l, l) and Σϱ p_j Φ̃Φ̃ᵀ (J', l, l) over the chunk, rotated to ``directions`` (L, l).
+) -> tuple[Array, Array, Array]:
+    """Σϱ k̃k̃ᵀ (l, l), Σϱ c_j k̃Φ̃ᵀ (J, l, l) and Σϱ p_j Φ̃Φ̃ᵀ (J', l, l), rotated to ``directions`` (L, l).
 
     For the surrogate of the preconditioner, in the precision of the points; c and p are what ``expansion``
     makes of ρ.
     """
     basis, continuation = chunk.basis @ directions, chunk.continuation @ directions
-    moments = []
+    weights, moments = chunk.weights[:, None].astype(basis.dtype), []
     for coordinates, rows in zip(expansion(chunk.reward_waves), (basis, continuation), strict=True):
-        weighted = chunk.weights[:, None].astype(rows.dtype) * coordinates
+        weighted = weights * coordinates
         moments.append(np.stack([rows.T @ (column[:, None] * continuation) for column in weighted.T]))
-    return moments[0], moments[1]
+    return basis.T @ (weights * basis), moments[0], moments[1]
 
 
 def operators(space: ReturnSpace, reward_waves: Array) -> tuple[Array, Array]:

@@ -103,9 +103,9 @@ class BellmanObjective(Objective):
         self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
         self.chunks = ChunkSums(executor, points, groups, residency)
         self._in_memory: Chunk | None = None
-        self._moment, continuation_moment, target_moment = self.chunks.sum(criterion.moments)
+        moment, target_moment = self.chunks.sum(criterion.moments)
         right = return_gram(space, target_moment, penalties.mass)
-        self.coordinates = Coordinates.build(self._moment + continuation_moment, right, ridge)
+        self.coordinates = Coordinates.build(moment, right, ridge)
 
     def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
         """Value of eq:global_B_objective and its gradient (rank, m), in double precision."""
@@ -139,9 +139,8 @@ class BellmanObjective(Objective):
         directions = self.coordinates.directions()
         dtype = self._points.dtype
         shared = self._executor.share(expansion.astype(dtype)), self._executor.share(directions.astype(dtype))
-        cross, square = self.chunks.sum(criterion.expanded_moments, *shared)
-        moment, mass = directions.T @ self._moment @ directions, self._penalties.mass
-        return Surrogate(self.coordinates, expansion, moment, cross, square, self._space, mass)
+        moments = self.chunks.sum(criterion.expanded_moments, *shared)
+        return Surrogate(self.coordinates, expansion, moments, self._space, self._penalties.mass)
 
     def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
         """Gradient over some of the points, scaled so that its mean over all batches is the gradient.

@@ -187,12 +187,8 @@ class Surrogate:
     ----------
     coordinates : Coordinates
     expansion : Expansion
-    moment : (l, l) array
-        Σϱ k̃k̃ᵀ, in the :meth:`directions` of the coordinates.
-    cross : (J, l, l) array
-        Σϱ c_j k̃Φ̃ᵀ, in the :meth:`directions` of the coordinates.
-    square : (J', l, l) array
-        Σϱ p_j Φ̃Φ̃ᵀ, likewise.
+    moments : tuple of (l, l), (J, l, l) and (J', l, l) arrays
+        Σϱ k̃k̃ᵀ, Σϱ c_j k̃Φ̃ᵀ and Σϱ p_j Φ̃Φ̃ᵀ, in the :meth:`directions` of the coordinates.
     space : ReturnSpace
     mass_penalty : float
         λ_mass.
@@ -202,13 +198,12 @@ class Surrogate:
         self,
         coordinates: Coordinates,
         expansion: Expansion,
-        moment: Array,
-        cross: Array,
-        square: Array,
+        moments: tuple[Array, ...],
         space: ReturnSpace,
         mass_penalty: float,
     ) -> None:
         right, scale = coordinates.right, space.scale
+        moment, cross, square = moments
         grid, shifted = right.T @ space.grid_waves, right.T @ space.shifted_waves
         h = [scale * grid @ _turned(shifted, waves).T for waves in expansion.waves]
         g = [scale * (shifted * np.repeat(powers, 2)) @ shifted.T for powers in expansion.powers]

@@ -36,9 +36,9 @@ class InMemory:
         self.chunk = FeatureChunk(weights / weights.sum(), features(points), features(successors), rho)
         self.space = ReturnSpace.build(rng.normal(size=(N_ATOMS, 2)), w, 0.7, return_kernel)
         self.penalties, self.ridge = Penalties(mass, 1.0, negative), ridge
-        self.moment, of_continuation, power = criterion.moments(self.chunk)
+        moment, power = criterion.moments(self.chunk)
         self.coordinates = Coordinates.build(
-            self.moment + of_continuation, return_gram(self.space, power, self.penalties.mass), ridge
+            moment, return_gram(self.space, power, self.penalties.mass), ridge
         )
         self.n_products, self.surrogate = 0, None
 
@@ -51,12 +51,8 @@ class InMemory:
 
     def with_surrogate(self):
         expansion = Expansion.of_sample(self.chunk.reward_waves)
-        directions = self.coordinates.directions()
-        sums = criterion.expanded_moments(self.chunk, expansion, directions)
-        moment = directions.T @ self.moment @ directions
-        self.surrogate = Surrogate(
-            self.coordinates, expansion, moment, *sums, self.space, self.penalties.mass
-        )
+        sums = criterion.expanded_moments(self.chunk, expansion, self.coordinates.directions())
+        self.surrogate = Surrogate(self.coordinates, expansion, sums, self.space, self.penalties.mass)
         return self
 
     def _over(self, chunk, b):
@@ -120,8 +116,11 @@ def test_coordinates__bound_the_hessian_though_the_policy_leads_away(width):
     """Conditioning points in a small part of where continuations are: those alone give no bound."""
     problem = InMemory(width=width, ridge=1e-6)
     assert largest_curvature(problem, problem.coordinates) < 4
-    right = return_gram(problem.space, criterion.moments(problem.chunk)[2], problem.penalties.mass)
-    without = Coordinates.build(problem.moment, right, problem.ridge)
+    right = return_gram(problem.space, criterion.moments(problem.chunk)[1], problem.penalties.mass)
+    sections = problem.chunk.basis
+    without = Coordinates.build(
+        sections.T @ (problem.chunk.weights[:, None] * sections), right, problem.ridge
+    )
     if width == 0.1:
         assert largest_curvature(problem, without) > 100
 
