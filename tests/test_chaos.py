@@ -24,7 +24,8 @@ def test_kills__every_run_comes_to_the_same_end(undisturbed, tmp_path):
 
 
 def test_dying_workers__every_fit_comes_to_the_same_end(undisturbed, tmp_path):
-    tally = run_plugin(tmp_path, undisturbed, 1, kinds=("separated",), mean="3 s", seconds=5.0)
+    # Workers that live shorter end before a task does where other tests take the cores.
+    tally = run_plugin(tmp_path, undisturbed, 1, kinds=("separated",), mean="6 s", seconds=5.0)
     assert tally.n == 1
     assert not tally.failures
 
