@@ -50,7 +50,8 @@ EXPANSION_SAMPLE, EXPANSION_TAIL = 512, 1e-4
 MOST_DIRECTIONS = 400
 #: Share of the trace of S that they must hold for a surrogate to be worth its steps. Where S falls off
 #: slowly, as with short length scales, the other directions decide how many products it takes: on 1,500
-#: transitions of the Expedia application, with 800 basis points, 102 with a surrogate and 96 without.
+#: transitions of the Expedia application, with 800 basis points, 102 with a surrogate and 96 without, when S
+#: was of the conditioning points alone.
 SEEN_SHARE = 0.99
 #: Reduction of the residual at which the iteration on a surrogate ends, and the most steps it takes.
 INNER_TOLERANCE, INNER_STEPS = 0.1, 60
@@ -80,7 +81,7 @@ class Coordinates:
         Parameters
         ----------
         moment : (rank, rank) array
-            S, from :func:`~kedrl_dask.criterion.moments`; or another left factor.
+            S, from :func:`~kedrl_dask.criterion.moments`; Σϱ k̃k̃ᵀ alone in the paired construction.
         return_gram : (m, m) array
             K_Z + Ḡ + λ_mass 11ᵀ.
         ridge : float

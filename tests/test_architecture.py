@@ -16,14 +16,14 @@ FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
         "checks", "criterion", "design", "drawing", "encoding", "exact", "functionals", "fused", "grid",
-        "kernels", "locations", "mixtures", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
+        "kernels", "locations", "mixtures", "moments", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
         "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex", "sizing",
         "solvers", "spectral", "summaries", "theory", "trend", "tuning",
     },
     # Storage and execution.
     2: {
         "cache", "checkpoints", "chunks", "costs", "division", "episodes", "execute", "files", "foreign",
-        "html", "locking", "moments", "objective", "paired_costs", "paired_objective", "pairs", "passes",
+        "html", "locking", "objective", "paired_costs", "paired_objective", "pairs", "passes",
         "plan", "prefix", "probe", "process", "progress", "schema", "store", "tables", "target",
         "transitions", "validation", "writer",
     },

@@ -113,16 +113,17 @@ def largest_curvature(problem, coordinates):
 
 @pytest.mark.parametrize("width", [1.0, 0.3, 0.1])
 def test_coordinates__bound_the_hessian_though_the_policy_leads_away(width):
-    """Conditioning points in a small part of where continuations are: those alone give no bound."""
+    """Conditioning points in a small part of where continuations are."""
     problem = InMemory(width=width, ridge=1e-6)
     assert largest_curvature(problem, problem.coordinates) < 4
+
+
+def test_coordinates__of_the_conditioning_points_alone_are_no_bound():
+    problem = InMemory(width=0.1, ridge=1e-6)
     right = return_gram(problem.space, criterion.moments(problem.chunk)[1], problem.penalties.mass)
     sections = problem.chunk.basis
-    without = Coordinates.build(
-        sections.T @ (problem.chunk.weights[:, None] * sections), right, problem.ridge
-    )
-    if width == 0.1:
-        assert largest_curvature(problem, without) > 100
+    moment = sections.T @ (problem.chunk.weights[:, None] * sections)
+    assert largest_curvature(problem, Coordinates.build(moment, right, problem.ridge)) > 100
 
 
 def test_surrogate__is_the_hessian_when_nothing_is_left_out(monkeypatch):

@@ -6,8 +6,6 @@ import argparse
 import sys
 from typing import Any
 
-from rich.console import Console
-
 from kedrl_dask.cli.common import (
     JSON,
     NOT_CONVERGED,
@@ -17,6 +15,7 @@ from kedrl_dask.cli.common import (
     path,
     positive,
     print_out,
+    printing,
     written,
 )
 from kedrl_dask.datasets.expedia.panel import PAPER_TEST, PAPER_TRAINING
@@ -126,7 +125,13 @@ def run(options: argparse.Namespace) -> int:
         with_adamw=options.with_adamw,
         draw=options.draw,
     )
-    print_out(as_json(summary) if options.json else _text(summary, options))
+    if options.json:
+        print_out(as_json(summary))
+    else:
+        with printing() as console:
+            render(summary, console)
+            where = f"{options.output}: {written(options.output)}"
+            console.print(f"\n{summary['seconds']:.0f} s in all. Written to {where}")
     unsolved = [
         f"{profile}, {name}: {fit['solver']['meaning']}"
         for profile, by_policy in summary["fits"].items()
@@ -136,12 +141,3 @@ def run(options: argparse.Namespace) -> int:
     for words in unsolved:
         print(f"kedrl: the fit did not converge: {words}", file=sys.stderr)
     return NOT_CONVERGED if unsolved else SUCCESS
-
-
-def _text(summary: dict[str, Any], options: argparse.Namespace) -> str:
-    console = Console()
-    with console.capture() as captured:
-        render(summary, console)
-        where = f"{options.output}: {written(options.output)}"
-        console.print(f"\n{summary['seconds']:.0f} s in all. Written to {where}")
-    return "\n" + captured.get().rstrip()

@@ -12,7 +12,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 from kedrl_dask._version import __version__
 from kedrl_dask.cache import fingerprint
-from kedrl_dask.execute import default_executor, local_cluster
+from kedrl_dask.execute import Executor, default_executor, local_cluster
 from kedrl_dask.files import read_json, write_whole
 from kedrl_dask.foreign import check_parent
 from kedrl_dask.progress import Reporter
@@ -161,7 +161,7 @@ def _scratch(output: Path) -> Iterator[Path]:
         remove(path)
 
 
-def _executor(workers: int) -> Any:
+def _executor(workers: int) -> AbstractContextManager[Executor]:
     return local_cluster(workers, keeps_memory=True) if workers else nullcontext(default_executor())
 
 

@@ -20,7 +20,7 @@ MEAN = "10 s"
 
 
 def run_plugin(work, undisturbed, n, kinds=tuple(KINDS), mean=MEAN, seconds=15.0):
-    """Fits on workers that live ten seconds on average, for some seconds; each mode in turn."""
+    """Fits on workers that live some seconds on average, until time is up and one has died; each mode in turn."""
     tally = Tally(f"KillWorker, mean {mean}")
     n_deaths = 0
     for i, mode in enumerate(islice(cycle(MODES), n)):
@@ -45,7 +45,9 @@ def run_plugin(work, undisturbed, n, kinds=tuple(KINDS), mean=MEAN, seconds=15.0
             problem, start = None, time.perf_counter()
             n_fits = 0
             # Fits are repeated until some workers have died for sure.
-            while problem is None and (n_fits == 0 or time.perf_counter() - start < seconds):
+            while problem is None and (
+                n_fits == 0 or time.perf_counter() - start < seconds or seen == set(client.nthreads())
+            ):
                 run = Path(work) / f"plugin-{i}-{n_fits}"
                 seen |= set(client.nthreads())
                 model = estimator(kind).fit(
