@@ -27,6 +27,19 @@ def _interrupts():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Extended tests are slow ones too, and are left out unless ``-m`` or their own name asks for them."""
+    extended = [item for item in items if item.get_closest_marker("extended")]
+    for item in extended:
+        item.add_marker("slow")
+    by_name = any("::" in argument for argument in config.args)
+    if extended and not by_name and "extended" not in config.getoption("markexpr"):
+        config.hook.pytest_deselected(items=extended)
+        left_out = set(extended)
+        items[:] = [item for item in items if item not in left_out]
+
+
 #: A cluster for a test: no fixed port, nothing reachable from outside.
 LOOPBACK = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
 

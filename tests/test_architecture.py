@@ -16,9 +16,9 @@ FLOORS = {
     # Mathematics on NumPy arrays.
     1: {
         "checks", "criterion", "design", "drawing", "encoding", "exact", "functionals", "fused", "grid",
-        "kernels", "locations", "mixtures", "moments", "noise", "numerics", "nystrom", "operators", "overlap", "paired",
-        "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex", "sizing",
-        "solvers", "spectral", "summaries", "theory", "trend", "tuning",
+        "kernels", "locations", "mixtures", "moments", "noise", "numerics", "nystrom", "operators", "overlap",
+        "paired", "policies", "precondition", "ratio", "recovery", "scratch", "separation", "simplex",
+        "sizing", "solvers", "spectral", "summaries", "theory", "trend", "tuning",
     },
     # Storage and execution.
     2: {

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from distributed import Client, Future, KilledWorker, as_completed
 from distributed.comm import CommClosedError
+from distributed.protocol import pickle as dask_pickle
 from distributed.system import MEMORY_LIMIT
 from distributed.utils import CancelledError
 from threadpoolctl import ThreadpoolController
@@ -132,7 +133,7 @@ class DistributedExecutor(Executor):
         """
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         if len(data) <= INLINE_BYTES:
-            return value
+            return _Packed(data)
         return _Handle(partial(self._send, data), f"a shared {type(value).__name__}")
 
     def _send(self, data: bytes) -> Future:
@@ -155,10 +156,10 @@ class DistributedExecutor(Executor):
             return []
         n, key = len(items), self._key(function.__name__)
         # As sequences of arguments: keyword arguments that are large become tasks named like them.
-        arguments = [[_future(value)] * n for value in (function, self._driver, *shared)]
+        arguments = [[_sent(value)] * n for value in (function, self._driver, *shared)]
         keys = [f"{key}-{i}" for i in range(n)]
         where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
-        given = [_future(item) for item in items]
+        given = [_sent(item) for item in items]
         with self._reached():
             return self._client.map(_call, given, *arguments, key=keys, pure=False, retries=retries, **where)
 
@@ -277,7 +278,7 @@ class DistributedExecutor(Executor):
         def wait() -> list[Any]:
             self._count_done(futures, advance)
             try:
-                return list(self._client.gather(futures))
+                return [_landed(result) for result in self._client.gather(futures)]
             except Exception:
                 return [_outcome(future) for future in futures]
 
@@ -297,7 +298,7 @@ class DistributedExecutor(Executor):
                 advance()
 
     def _result(self, future: Future) -> Any:
-        return self._patiently([future], future.result)
+        return _landed(self._patiently([future], future.result))
 
     def _computed(self, submit: Callable[[], Future], words: str) -> Any:
         """Result of a task that is run by itself."""
@@ -381,11 +382,30 @@ class DistributedExecutor(Executor):
 def _outcome(future: Future) -> Any:
     """Result of a future, or the exception that it ended with."""
     error = future.exception()  # waits: a future that was done goes on again if the holder of its result died
-    return future.result() if error is None else error.with_traceback(future.traceback())
+    return _landed(future.result()) if error is None else error.with_traceback(future.traceback())
 
 
-def _future(value: Any) -> Any:
-    return value.future if isinstance(value, _Handle) else value
+class _Packed(NamedTuple):
+    """A value as bytes of pickle, with its arrays among them.
+
+    Left to itself, Dask cuts arrays out of the message that they came in, at whatever address they have
+    there. NumPy copies an array at an odd address before it multiplies, in another order of memory than a
+    transposed one has, and some kernels of BLAS then round otherwise. Out of a pickle arrays come aligned.
+    """
+
+    data: bytes
+
+
+def _sent(value: Any) -> Any:
+    """What goes along with a task for a value: its future, if workers have it, or its bytes."""
+    if isinstance(value, _Handle):
+        return value.future
+    return value if isinstance(value, _Packed | Future) else _Packed(dask_pickle.dumps(value))
+
+
+def _landed(value: Any) -> Any:
+    """A value that came from another process, with its arrays aligned; see :class:`_Packed`."""
+    return pickle.loads(dask_pickle.dumps(value))
 
 
 def _given_up(results: list[Any]) -> list[int]:
@@ -396,8 +416,11 @@ def _join(pieces: Sequence[bytes]) -> Any:
     return pickle.loads(b"".join(pieces))
 
 
-def _call(item: Any, function: Callable[..., Any], driver: tuple[str, int], *shared: Any) -> Any:
-    """Run a chunk function on a worker with one BLAS thread."""
+def _call(*sent: Any) -> Any:
+    """Run a chunk function on a worker with one BLAS thread; see ``DistributedExecutor._submit``."""
+    item, function, driver, *shared = (
+        pickle.loads(value.data) if isinstance(value, _Packed) else value for value in sent
+    )
     if driver != (socket.gethostname(), os.getpid()):
         _use_one_blas_thread()
     return function(item, *shared)

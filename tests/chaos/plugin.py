@@ -20,7 +20,7 @@ MEAN = "10 s"
 
 
 def run_plugin(work, undisturbed, n, kinds=tuple(KINDS), mean=MEAN, seconds=15.0):
-    """Fits on workers that live some seconds on average, until time is up and one has died; each mode in turn."""
+    """Fits on workers that live some seconds on average, until time is up and one died; each mode in turn."""
     tally = Tally(f"KillWorker, mean {mean}")
     n_deaths = 0
     for i, mode in enumerate(islice(cycle(MODES), n)):
