@@ -16,7 +16,7 @@ NOTE = """\
 examples:
   kedrl doctor /data/stores                    where stores will be
   kedrl doctor --scheduler tls://head:8786     with a cluster
-  kedrl doctor --json --seconds 0              for machines, without the small fit
+  kedrl doctor --json --seconds 0              for machines, without the small fits
 
 """
 
@@ -31,9 +31,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--scheduler": {"metavar": "ADDRESS", "help": "a Dask scheduler that should answer"},
     "--seconds": {
         "type": number,
-        "default": 30.0,
+        "default": 60.0,
         "metavar": "SECONDS",
-        "help": "what a small fit may take; 0 leaves it out (default: %(default)g)",
+        "help": "what the small fits may take; 0 leaves them out (default: %(default)g)",
     },
     "--json": JSON,
 }
@@ -46,7 +46,8 @@ def add(verbs: Verbs) -> None:
         "doctor",
         _run,
         description="Look at versions, BLAS, memory, the speed of a disk, network, TLS, Slurm, and a\n"
-        "scheduler if one is named; compare a small fit with the truth. Says what is wrong, and the remedy.",
+        "scheduler if one is named; compare a small fit with the truth, and with itself in\n"
+        "threads, on one and on two workers. Says what is wrong, and the remedy.",
         note=NOTE,
     )
     for name, settings in OPTIONS.items():
