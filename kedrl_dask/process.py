@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import psutil
 from threadpoolctl import ThreadpoolController
@@ -19,10 +19,13 @@ __all__ = [
     "abandoning",
     "check_abandoned",
     "driver_blas_threads",
+    "interrupts_held",
+    "opened",
     "own_memory",
     "terminable",
 ]
 
+T = TypeVar("T")
 
 #: Rows of matrices on which several BLAS threads are faster than one.
 MANY_ROWS = 3_000
@@ -78,6 +81,50 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM that come during the body take effect at its end.
+
+    Only in the main thread, which signals go to, and only where they raise an exception there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, _: Any) -> None:
+        held.append(number)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    raising = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in raising:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        for number, handler in raising.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
+
+
+@contextmanager
+def opened(open_on: Callable[[ExitStack], T]) -> Iterator[T]:
+    """What a function opens on a stack, which is closed at the end; nothing is interrupted halfway.
+
+    An object whose constructor is interrupted has no owner to close it. A client of Dask's then waits, as
+    the process ends, a minute for an event loop whose thread has ended, and prints a traceback.
+    """
+    stack = ExitStack()
+    try:
+        with interrupts_held():
+            found = open_on(stack)
+        yield found
+    finally:
+        with interrupts_held():
+            stack.close()
 
 
 class Abandoned(BaseException):

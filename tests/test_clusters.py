@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import dask
 import pytest
+from distributed import Client, LocalCluster
 
 from kedrl_dask.cli import main
 from kedrl_dask.config import load_config
@@ -26,6 +30,7 @@ from kedrl_dask.execute import (
 from kedrl_dask.execute.batch import lifetime
 from kedrl_dask.execute.kinds import BATCH, Address, Jobs, Local, Threads
 from kedrl_dask.execute.queues import QUEUES, QueueError
+from tests.conftest import LOOPBACK
 from tests.test_architecture import PACKAGE
 from tests.test_cli_fit import CONFIG
 
@@ -291,6 +296,46 @@ def test_unknown_interface__names_those_there(tmp_path, programs):
         open_cluster(described),
     ):
         pass
+
+
+@pytest.fixture
+def interrupted_clients(monkeypatch):
+    """Ctrl-C comes while a client of Dask's is being made; all that were begun are listed."""
+    connect, begun = Client._ensure_connected, []
+
+    async def interrupted(self, timeout=None):
+        begun.append(self)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        await asyncio.sleep(0.1)
+        return await connect(self, timeout=timeout)
+
+    monkeypatch.setattr(Client, "_ensure_connected", interrupted)
+    return begun
+
+
+def assert_interrupted(described, clients):
+    """No client is left to wait, as the process ends, for an event loop that has ended, and to complain."""
+    with pytest.raises(KeyboardInterrupt), open_cluster(described):
+        pytest.fail("it began")
+    assert [client.status for client in clients] == ["closed"]
+
+
+def test_open__jobs_interrupted_as_they_are_submitted(tmp_path, programs, interrupted_clients):
+    programs("sbatch", "Submitted batch job 12")
+    programs("squeue", "12 PENDING Resources")
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/cancelled\n')
+    (tmp_path / "scancel").chmod(0o700)
+    assert_interrupted(describe_cluster(SLURM | {"interface": "lo"}, tmp_path), interrupted_clients)
+    assert (tmp_path / "cancelled").read_text() == "12\n"
+
+
+def test_open__local_interrupted_as_it_opens(interrupted_clients):
+    assert_interrupted(Local(workers=1), interrupted_clients)
+
+
+def test_open__address_interrupted_as_it_answers(interrupted_clients):
+    with LocalCluster(n_workers=0, processes=False, protocol="tcp", **LOOPBACK) as cluster:
+        assert_interrupted(Address(address=cluster.scheduler_address), interrupted_clients)
 
 
 LISTINGS = {

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 from typing import Any
 
@@ -22,7 +22,7 @@ from kedrl_dask.execute.processes import QUIET, WORKER_DASHBOARD
 from kedrl_dask.execute.queues import QUEUES
 from kedrl_dask.execute.tls import cluster_security
 from kedrl_dask.execute.watchdog import Watchdog
-from kedrl_dask.process import Stopped
+from kedrl_dask.process import Stopped, interrupts_held, opened
 
 __all__ = ["batch_cluster", "job_script", "lifetime"]
 
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 #: A worker ends so many seconds before its job's time is up, or this share of it if that is less: what it
 #: holds moves to others meanwhile.
 MARGIN, MARGIN_SHARE = 300, 0.1
-#: Seconds from one word about jobs that are waited for to the next.
-SPEAK_EVERY = 60.0
+#: Seconds from one look for the first worker to the next, and from one word about it to the next.
+LOOK_EVERY, SPEAK_EVERY = 0.5, 60.0
 JOB_NAME = "kedrl-worker"
 
 
@@ -145,23 +145,22 @@ def batch_cluster(described: Jobs, patience: float) -> Iterator[Executor]:
     queue, options = QUEUES[described.kind], job_options(described)
     queue.check()
     host = scheduler_host(described)
-    with (
-        dask.config.set(QUIET),
-        _classes(described.kind)(
-            **options,
-            security=cluster_security(host, described.certificates()),
-            shared_temp_directory=options["log_directory"],
-            scheduler_options={"host": host, "dashboard_address": WORKER_DASHBOARD},
-        ) as cluster,
-        Watchdog(
-            cluster,
-            queue,
-            described.first_jobs,
-            (described.minimum or 0, described.maximum) if described.maximum else None,
-            described.watch_seconds,
-        ) as watchdog,
-        Client(cluster, set_as_default=False) as client,
-    ):
+
+    def open_on(stack: ExitStack) -> tuple[Watchdog, Client]:
+        stack.enter_context(dask.config.set(QUIET))
+        cluster = stack.enter_context(
+            _classes(described.kind)(
+                **options,
+                security=cluster_security(host, described.certificates()),
+                shared_temp_directory=options["log_directory"],
+                scheduler_options={"host": host, "dashboard_address": WORKER_DASHBOARD},
+            )
+        )
+        bounds = (described.minimum or 0, described.maximum) if described.maximum else None
+        watchdog = Watchdog(cluster, queue, described.first_jobs, bounds, described.watch_seconds)
+        return stack.enter_context(watchdog), stack.enter_context(Client(cluster, set_as_default=False))
+
+    with opened(open_on) as (watchdog, client):
         _wait_for_worker(client, watchdog, options["log_directory"], patience)
         yield DistributedExecutor(client, patience)
 
@@ -169,15 +168,17 @@ def batch_cluster(described: Jobs, patience: float) -> Iterator[Executor]:
 def _wait_for_worker(client: Client, watchdog: Watchdog, logs: str, patience: float) -> None:
     """Until one is there: before, nothing is known about the memory that a fit may use."""
     start = spoken = monotonic()
-    while not client.nthreads():
+    while True:
+        with interrupts_held():  # a question to the event loop that is interrupted leaves a traceback there
+            if client.nthreads():
+                return
+            waiting_for = watchdog.waiting_for
         now = monotonic()
         if watchdog.has_given_up:
             raise Stopped(f"jobs end before a worker of theirs is there; what they said is in {logs}")
         if now - start > patience:
-            raise Stopped(
-                f"no worker came within {patience:g} s ({watchdog.waiting_for}); logs are in {logs}"
-            )
+            raise Stopped(f"no worker came within {patience:g} s ({waiting_for}); logs are in {logs}")
         if now - spoken > SPEAK_EVERY:
-            logger.info("waiting for the first worker: %s", watchdog.waiting_for)
+            logger.info("waiting for the first worker: %s", waiting_for)
             spoken = now
-        sleep(0.5)
+        sleep(LOOK_EVERY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from kedrl_dask.execute.base import Executor
 from kedrl_dask.execute.cluster import DistributedExecutor
 from kedrl_dask.execute.kinds import Kubernetes
 from kedrl_dask.execute.tls import warn_of_plain_text
-from kedrl_dask.process import Stopped
+from kedrl_dask.process import Stopped, opened
 
 __all__ = ["checked_manifest", "kubernetes_cluster"]
 
@@ -58,7 +58,12 @@ def kubernetes_cluster(described: Kubernetes, patience: float) -> Iterator[Execu
             f"{cut(str(error))}); can 'kubectl get daskclusters' be run from here, and is Dask's operator "
             "installed?"
         ) from error
-    with cluster, Client(cluster, set_as_default=False) as client:
+
+    def open_on(stack: ExitStack) -> Client:
+        stack.enter_context(cluster)
+        return stack.enter_context(Client(cluster, set_as_default=False))
+
+    with opened(open_on) as client:
         warn_of_plain_text(client)
         if described.maximum is not None:
             cluster.adapt(minimum=described.minimum or 0, maximum=described.maximum)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import dask
 from distributed import Client, LocalCluster
@@ -13,6 +14,7 @@ from distributed import Client, LocalCluster
 from kedrl_dask.execute.base import Executor
 from kedrl_dask.execute.cluster import PATIENCE, DistributedExecutor
 from kedrl_dask.execute.tls import Certificates, cluster_security, warn_of_plain_text
+from kedrl_dask.process import opened
 
 __all__ = ["QUIET", "WORKER_DASHBOARD", "cluster_at", "local_cluster"]
 
@@ -49,12 +51,18 @@ def local_cluster(
     whole fits: these would else have every array paged in anew, which takes a quarter of their time.
     """
     security = cluster_security(host, certificates)
-    with _interrupts_ignored(), dask.config.set(QUIET | (KEEPS_MEMORY if keeps_memory else {})):
-        cluster = LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, host=host, dashboard_address=dashboard,
-            worker_dashboard_address=WORKER_DASHBOARD, security=security,
-        )  # fmt: skip
-    with cluster, Client(cluster, set_as_default=False) as client:
+
+    def open_on(stack: ExitStack) -> Client:
+        with _interrupts_ignored(), dask.config.set(QUIET | (KEEPS_MEMORY if keeps_memory else {})):
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=n_workers, threads_per_worker=1, host=host, dashboard_address=dashboard,
+                    worker_dashboard_address=WORKER_DASHBOARD, security=security,
+                )
+            )  # fmt: skip
+        return stack.enter_context(Client(cluster, set_as_default=False))
+
+    with opened(open_on) as client:
         yield DistributedExecutor(client, patience)
 
 
@@ -64,9 +72,20 @@ def cluster_at(
 ) -> Iterator[Executor]:
     """The cluster of the scheduler at an address."""
     security = certificates.security() if certificates else None
-    with Client(address, set_as_default=False, security=security) as client:
+    with _Caller(address, set_as_default=False, security=security) as client:
         warn_of_plain_text(client)
         yield DistributedExecutor(client, patience)
+
+
+class _Caller(Client):
+    """A client that may be interrupted while it waits for a scheduler to answer: it closes itself then."""
+
+    def start(self, **options: Any) -> None:
+        try:
+            super().start(**options)
+        except BaseException:
+            self.close()
+            raise
 
 
 @contextmanager
