@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Literal
 
 from kedrl_dask.costs import (
@@ -58,10 +59,10 @@ def n_shards(crew: Crew, budget: int) -> int:
     """Parts of the frequencies that tasks take: one for each thread, or more where memory is short."""
     most = -(-crew.sizes.n_features // FREQUENCY_CHUNK)
     threads = crew.n_workers * crew.n_threads
-    for shards in range(threads, most, threads):
-        if _contraction_memory(crew, shards) <= budget:
-            return shards
-    return most
+    choices = range(threads, most, threads)
+    # More shards never need more memory.
+    fitting = bisect_left(choices, True, key=lambda shards: _contraction_memory(crew, shards) <= budget)
+    return choices[fitting] if fitting < len(choices) else most
 
 
 def contraction(crew: Crew, shards: int) -> Stage:
