@@ -1,4 +1,4 @@
-"""``python -m tests.chaos`` in small: one kill of each kind, workers that die, some damaged files."""
+"""``python -m tests.chaos`` in small: kills, workers that die, some damaged files."""
 
 from __future__ import annotations
 
@@ -7,30 +7,43 @@ import pytest
 from tests.chaos.common import Undisturbed
 from tests.chaos.corruption import run_corruption
 from tests.chaos.kills import VICTIMS, run_kills
-from tests.chaos.plugin import run_plugin
+from tests.chaos.plugin import MODES, run_plugin
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("chaos")]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    return Undisturbed(tmp_path_factory.mktemp("chaos") / "undisturbed", n_episodes=60)
+    return Undisturbed(tmp_path_factory.mktemp("chaos") / "undisturbed", n_episodes=20)
 
 
+def assert_right(tally, n):
+    assert tally.n == n
+    assert not tally.failures
+
+
+def test_kill__driver_and_all_workers(undisturbed, tmp_path):
+    victims = ("driver", "all workers")
+    assert_right(run_kills(tmp_path, undisturbed, 2, seed=1, kinds=("separated",), victims=victims), 2)
+
+
+@pytest.mark.extended
 def test_kills__every_run_comes_to_the_same_end(undisturbed, tmp_path):
-    tally = run_kills(tmp_path, undisturbed, len(VICTIMS), seed=0, kinds=("separated",))
-    assert tally.n == len(VICTIMS)
-    assert not tally.failures
+    n = 2 * len(VICTIMS)
+    assert_right(run_kills(tmp_path, undisturbed, n, seed=0), n)
 
 
-def test_dying_workers__every_fit_comes_to_the_same_end(undisturbed, tmp_path):
-    # Workers that live shorter end before a task does where other tests take the cores.
-    tally = run_plugin(tmp_path, undisturbed, 1, kinds=("separated",), mean="6 s", seconds=5.0)
-    assert tally.n == 1
-    assert not tally.failures
+@pytest.mark.extended
+def test_dying_workers__in_every_way(undisturbed, tmp_path):
+    assert_right(
+        run_plugin(tmp_path, undisturbed, len(MODES), kinds=("ratio", "adamw", "paired")), len(MODES)
+    )
 
 
 def test_corruption__noticed_and_mended_or_named(undisturbed):
-    tally = run_corruption(undisturbed, 9, seed=3, kinds=("separated",))
-    assert tally.n == 9
-    assert not tally.failures
+    assert_right(run_corruption(undisturbed, 7, seed=3, kinds=("separated",)), 7)
+
+
+@pytest.mark.extended
+def test_corruption__of_every_kind_of_run(undisturbed):
+    assert_right(run_corruption(undisturbed, 24, seed=0), 24)

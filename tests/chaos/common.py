@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,11 @@ from kedrl_dask.ratio import ULSIF
 from kedrl_dask.solvers import LBFGS, AdamW
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
-#: Largest difference of a coefficient, over the largest coefficient.
+#: Largest difference of a value of the embedding, over the largest value.
 TOLERANCE = 1e-8
+#: Where embeddings are looked at: states, actions, and return points, all of which the data reach.
+INPUTS = np.linspace(-0.6, 0.6, 4 * 5).reshape(4, 5), np.linspace(-0.3, 0.3, 4)[:, None]
+POINTS = np.linspace(-1.0, 1.0, 6)
 SIZES = {
     "discount": 0.7,
     "input_kernel": Matern(5.5, 3.0),
@@ -43,14 +45,21 @@ def estimator(kind, **sizes):
     return KEDRL(**{**SIZES, **KINDS[kind], **sizes})
 
 
-def difference(found, expected):
-    """Largest difference of coefficients over the largest of them."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+def embedded(model):
+    """What users see of a model, at a few inputs: well-conditioned, as coefficients are not."""
+    at = np.repeat(POINTS[:, None], model.grid_.shape[1], axis=1)
+    return model.embed(*INPUTS, at)
+
+
+def problem_of(model, expected):
+    """What is wrong with a model, or nothing."""
+    found = float(np.abs(embedded(model) - expected).max() / np.abs(expected).max())
+    return None if found <= TOLERANCE else f"embeddings are off by {found:.1e}"
 
 
 @dataclass
 class Undisturbed:
-    """Data, and the coefficients and log of each kind's undisturbed run, made when asked for."""
+    """Data, and the embeddings and log of each kind's undisturbed run, made when asked for."""
 
     work: Path
     n_episodes: int = 120
@@ -67,7 +76,7 @@ class Undisturbed:
             model = estimator(kind).fit(
                 self.store, PAIR.target, run=run, executor=ThreadExecutor(2), progress="none"
             )
-            self._known[kind] = model.coefficients_, run
+            self._known[kind] = embedded(model), run
         return self._known[kind]
 
 
@@ -82,11 +91,6 @@ def events(run):
         except ValueError:
             continue
     return found
-
-
-def seconds_of(event):
-    """When it happened, in seconds since the epoch."""
-    return datetime.fromisoformat(event["time"]).timestamp()
 
 
 def stage_seconds(run):

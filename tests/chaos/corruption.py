@@ -13,7 +13,7 @@ import numpy as np
 from kedrl_dask import KEDRL
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.store import StoreError
-from tests.chaos.common import TOLERANCE, Tally, difference, events
+from tests.chaos.common import Tally, events, problem_of
 
 DAMAGES = ("flip", "truncate", "delete")
 PLACES = ("blocks", "blocks", "blocks", "manifests", "checkpoints", "model", "data")
@@ -68,9 +68,9 @@ def carry_out(file, how, place, run, expected, rng):
     if place == "data":
         return damaged_data(file, original, run)
     is_model = run / "model" in file.parents or file == run / "manifest" / "model.json"
-    found = difference(resume(run, is_model).coefficients_, expected)
-    if not found <= TOLERANCE:
-        return f"coefficients are off by {found:.1e}"
+    problem = problem_of(resume(run, is_model), expected)
+    if problem:
+        return problem
     told = [event["file"] for event in events(run)[n_before:] if event["event"] == "damaged"]
     return None if str(file) in told else f"nobody noticed; the log tells of {told}"
 

@@ -1,9 +1,9 @@
-"""``distributed.chaos.KillWorker``: workers that die at random, in each of its ways."""
+"""``distributed.chaos.KillWorker``: workers that die in each of its ways, after so many tasks."""
 
 from __future__ import annotations
 
 import logging
-import time
+import random
 import warnings
 from itertools import cycle, islice
 from pathlib import Path
@@ -13,15 +13,37 @@ from distributed import Client, LocalCluster
 from distributed.chaos import KillWorker
 
 from kedrl_dask.execute import DistributedExecutor
-from tests.chaos.common import KINDS, PAIR, TOLERANCE, Tally, difference, estimator
+from tests.chaos.common import KINDS, PAIR, Tally, estimator, problem_of
 
 MODES = ("sys.exit", "graceful", "segfault")
-MEAN = "10 s"
+#: Least and most tasks that a worker finishes in its life; even of the shortest, a fit makes many.
+LIFE = (20, 120)
 
 
-def run_plugin(work, undisturbed, n, kinds=tuple(KINDS), mean=MEAN, seconds=15.0):
-    """Fits on workers that live some seconds on average, until time is up and one died; each mode in turn."""
-    tally = Tally(f"KillWorker, mean {mean}")
+class KillAfterTasks(KillWorker):
+    """Kills a worker when it begins a task and has finished a random number of them.
+
+    Not after some time, as its parent does: where other work takes the cores no task might ever finish, and
+    the executor would blame the tasks, as it should.
+    """
+
+    def __init__(self, mode):
+        super().__init__(mode=mode)
+
+    async def setup(self, worker):
+        self.worker, self.left = worker, random.randint(*LIFE)
+
+    def transition(self, key, start, finish, **_):
+        if finish == "memory" and start == "executing":
+            self.left -= 1
+        elif finish == "executing" and self.left <= 0:
+            die = {"sys.exit": self.sys_exit, "graceful": self.graceful, "segfault": self.segfault}[self.mode]
+            self.worker.loop.asyncio_loop.call_soon(die)
+
+
+def run_plugin(work, undisturbed, n, kinds=tuple(KINDS), least_deaths=5):
+    """Fits on workers that die, until so many have; each mode in turn."""
+    tally = Tally(f"KillWorker, after {LIFE[0]} to {LIFE[1]} tasks")
     n_deaths = 0
     for i, mode in enumerate(islice(cycle(MODES), n)):
         kind = kinds[i % len(kinds)]
@@ -40,26 +62,17 @@ def run_plugin(work, undisturbed, n, kinds=tuple(KINDS), mean=MEAN, seconds=15.0
         ):
             warnings.simplefilter("ignore")  # dying workers make their neighbours complain
             cluster.adapt(minimum=2, maximum=2)  # a worker that closed in order is not replaced by itself
-            client.register_plugin(KillWorker(mean, mode))
-            seen = set()
-            problem, start = None, time.perf_counter()
-            n_fits = 0
-            # Fits are repeated until some workers have died for sure.
-            while problem is None and (
-                n_fits == 0 or time.perf_counter() - start < seconds or seen == set(client.nthreads())
-            ):
+            client.register_plugin(KillAfterTasks(mode))
+            problem, n_fits, deaths = None, 0, 0
+            while problem is None and deaths < least_deaths:
                 run = Path(work) / f"plugin-{i}-{n_fits}"
-                seen |= set(client.nthreads())
                 model = estimator(kind).fit(
                     undisturbed.store, PAIR.target, run=run, progress="none",
                     executor=DistributedExecutor(client, patience=60),
                 )  # fmt: skip
-                seen |= set(client.nthreads())
                 n_fits += 1
-                found = difference(model.coefficients_, expected)
-                if not found <= TOLERANCE:
-                    problem = f"coefficients are off by {found:.1e}"
-            deaths = len(seen) - len(client.nthreads())
+                problem = problem_of(model, expected)
+                deaths = sum(1 for _, event in client.get_events("all") if event["action"] == "remove-worker")
             n_deaths += deaths
         tally.add(f"{kind}, {mode}, {n_fits} fits, {deaths} workers gone", problem)
     print(f"  {n_deaths} workers died and were replaced")

@@ -106,11 +106,12 @@ def stop(folder):
         for job in run("squeue", "--noheader", "--format=%i", environment=environment).split():
             run("scancel", job, environment=environment)
         wait_for(lambda: not run("squeue", "--noheader", environment=environment), "jobs to end")
-    for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munged"):
-        process = process_of(folder / f"{name}.pid")
-        if process is None:
-            continue
+    names = (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munged")
+    found = {name: process_of(folder / f"{name}.pid") for name in names}
+    running = {name: process for name, process in found.items() if process}
+    for process in running.values():
         os.kill(process, signal.SIGTERM)
+    for name, process in running.items():
         wait_for(lambda process=process: not Path(f"/proc/{process}").exists(), f"{name} to end")
 
 
@@ -143,7 +144,7 @@ def wait_for(condition, what, seconds=PATIENCE):
         found = condition()
         if found:
             return found
-        time.sleep(0.2)
+        time.sleep(0.1)
     raise TimeoutError(f"waited {seconds} s for {what}")
 
 
