@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore
+from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore, policies
 from kedrl_dask.conditioning import choose_conditioning
 from kedrl_dask.criterion import Penalties, bellman_residual, operators, product, value_and_gradient
 from kedrl_dask.execute import ThreadExecutor
@@ -61,16 +61,46 @@ def close(actual, expected, tolerance=1e-8):
     assert np.linalg.norm(actual - expected) <= tolerance * np.linalg.norm(expected)
 
 
-@pytest.fixture(params=["truncated", "terminated"])
-def store(request, tmp_path):
-    n_terminated = 0 if request.param == "truncated" else 3
-    data = make_episodes(n_episodes=5, length=5, n_terminated=n_terminated)
-    return TransitionStore.from_arrays(tmp_path / "store", **data)
+@pytest.fixture(scope="module")
+def policy():
+    return policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
 
 
-def test_operators__all_inputs_are_landmarks(store, policy, kernels):
-    model = fit(store, policy, kernels)
-    oracle = literal(model, store, policy)
+@pytest.fixture(scope="module")
+def kernels():
+    return Matern(2.5, 1.5, 1.1), Matern(5.5, (1.2, 0.9), 0.85)
+
+
+def make_store(path, n_terminated):
+    return TransitionStore.from_arrays(
+        path / "store", **make_episodes(n_episodes=4, length=4, n_terminated=n_terminated)
+    )
+
+
+@pytest.fixture(scope="module", params=["truncated", "terminated"])
+def store(request, tmp_path_factory):
+    """Few transitions, some of which are terminal, or none."""
+    return make_store(tmp_path_factory.mktemp("data"), 0 if request.param == "truncated" else 2)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """The one with terminal transitions, where the others would tell nothing new."""
+    return make_store(tmp_path_factory.mktemp("ended"), 2)
+
+
+@pytest.fixture(scope="module")
+def model(store, policy, kernels):
+    """A fit for all who only ask it."""
+    return fit(store, policy, kernels)
+
+
+@pytest.fixture(scope="module")
+def oracle(model, store, policy):
+    return literal(model, store, policy)
+
+
+def test_operators__all_inputs_are_landmarks(store, model, oracle):
     chunk, mass = model.operators_(store.transitions().inputs)
     close(chunk.basis, oracle.k)
     close(chunk.continuation, oracle.phi)
@@ -81,9 +111,8 @@ def test_operators__all_inputs_are_landmarks(store, policy, kernels):
     close(g, oracle.g)
 
 
-def test_conditional_weights__any_response(store, policy, kernels):
+def test_conditional_weights__any_response(store, model):
     """Γ itself: the regression reproduces Γ(x)ᵀy for the reward's characteristic function at new inputs."""
-    model = fit(store, policy, kernels)
     t = store.transitions()
     new = t.inputs[:4] + 0.3
     phase = t.reward @ model.frequencies_.T
@@ -92,9 +121,7 @@ def test_conditional_weights__any_response(store, policy, kernels):
     close(as_complex(chunk.reward_waves), gamma @ np.exp(1j * phase))
 
 
-def test_residual_objective_gradient_product__random_coefficients(store, policy, kernels):
-    model = fit(store, policy, kernels)
-    oracle = literal(model, store, policy)
+def test_residual_objective_gradient_product__random_coefficients(store, model, oracle):
     inputs = store.transitions().inputs
     chunk, _ = model.operators_(inputs)
     b = np.random.default_rng(1).standard_normal(model.coefficients_.shape)
@@ -108,9 +135,7 @@ def test_residual_objective_gradient_product__random_coefficients(store, policy,
     close(image, oracle.gradient(b) - oracle.gradient(0 * b))
 
 
-def test_minimiser__pcg(store, policy, kernels):
-    model = fit(store, policy, kernels)
-    oracle = literal(model, store, policy)
+def test_minimiser__pcg(model, oracle):
     expected = oracle.minimiser(model.coefficients_.shape)
     close(model.coefficients_, expected)
     assert model.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
@@ -123,44 +148,51 @@ def some_points(n_points=9):
     return rng.standard_normal((n_points, 3)), np.geomspace(0.02, 2.0, n_points)
 
 
-def test_minimiser__given_points_and_weights(store, policy, kernels):
-    points, weights = some_points()
-    model = fit(store, policy, kernels, conditioning=(points, weights), chunk_points=4)
-    oracle = literal(model, store, policy, points=points, weights=weights / weights.sum())
-    expected = oracle.minimiser(model.coefficients_.shape)
-    close(model.coefficients_, expected)
-    assert model.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
-    assert model.diagnostics_["sizes"]["conditioning"] == len(points)
+@pytest.fixture(scope="module")
+def weighted(ended, policy, kernels):
+    """A fit to such points; of the nine, chunks hold four."""
+    return fit(ended, policy, kernels, conditioning=some_points(), chunk_points=4)
 
 
-def test_minimiser__given_points_without_weights(store, policy, kernels):
+def test_minimiser__given_points_and_weights(weighted, ended, policy):
     points, weights = some_points()
-    model = fit(store, policy, kernels, conditioning=points)
+    oracle = literal(weighted, ended, policy, points=points, weights=weights / weights.sum())
+    expected = oracle.minimiser(weighted.coefficients_.shape)
+    close(weighted.coefficients_, expected)
+    assert weighted.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
+    assert weighted.diagnostics_["sizes"]["conditioning"] == len(points)
+
+
+def test_minimiser__given_points_without_weights(weighted, ended, policy, kernels):
+    points, _ = some_points()
+    model = fit(ended, policy, kernels, conditioning=points)
     close(
-        model.coefficients_, literal(model, store, policy, points=points).minimiser(model.coefficients_.shape)
+        model.coefficients_, literal(model, ended, policy, points=points).minimiser(model.coefficients_.shape)
     )
-    weighted = fit(store, policy, kernels, conditioning=(points, weights))
     assert np.abs(weighted.coefficients_ - model.coefficients_).max() > 1e-3
 
 
-def test_minimiser__kmeans_conditioning(store, policy, kernels):
-    """The centres that were stored, with their shares, minimise the literal criterion."""
-    settings = Settings(**fit(store, policy, kernels, conditioning="kmeans", n_conditioning=5).get_params())
-    points, weights = choose_conditioning(settings, store, kernels[0])
-    model = fit(store, policy, kernels, conditioning="kmeans", n_conditioning=5)
-    assert np.ptp(weights) > 0.05
-    oracle = literal(model, store, policy, points=points, weights=weights)
+@pytest.mark.filterwarnings("ignore:coefficients sum to:kedrl_dask.numerics.NumericalWarning")
+def test_minimiser__one_point(ended, policy, kernels):
+    points, _ = some_points()
+    model = fit(ended, policy, kernels, conditioning=(points[:1], [3.0]))
+    oracle = literal(model, ended, policy, points=points[:1])
     close(model.coefficients_, oracle.minimiser(model.coefficients_.shape))
 
 
-def test_minimiser__a_point_counts_as_two_of_half_its_weight(store, policy, kernels):
+def test_minimiser__kmeans_conditioning(ended, policy, kernels):
+    """The centres that were stored, with their shares, minimise the literal criterion."""
+    model = fit(ended, policy, kernels, conditioning="kmeans", n_conditioning=5)
+    points, weights = choose_conditioning(Settings(**model.get_params()), ended, kernels[0])
+    assert np.ptp(weights) > 0.05
+    oracle = literal(model, ended, policy, points=points, weights=weights)
+    close(model.coefficients_, oracle.minimiser(model.coefficients_.shape))
+
+
+def test_minimiser__a_point_counts_as_two_of_half_its_weight(weighted, ended, policy, kernels):
     points, weights = some_points()
-    once = fit(store, policy, kernels, conditioning=(points, weights))
     twice = (np.repeat(points, 2, axis=0), np.repeat(weights / 2, 2))
-    close(fit(store, policy, kernels, conditioning=twice).coefficients_, once.coefficients_)
-    single = fit(store, policy, kernels, conditioning=(points[:1], [1.0]))
-    halves = fit(store, policy, kernels, conditioning=(points[[0, 0]], [0.5, 0.5]))
-    close(halves.coefficients_, single.coefficients_)
+    close(fit(ended, policy, kernels, conditioning=twice).coefficients_, weighted.coefficients_)
 
 
 @pytest.fixture
@@ -196,32 +228,25 @@ def test_batch_gradient__mean_over_batches_is_the_gradient(store, policy, kernel
 
 
 @pytest.mark.parametrize("precision", ["double", "mixed"])
-@pytest.mark.parametrize("residency", ["stored", "recomputed"])
-def test_residency__does_not_matter(residency, precision, store, policy, kernels, capture, tmp_path):
+def test_residency__does_not_matter(precision, store, policy, kernels, capture, tmp_path):
     """Chunks in memory, read for every product, or computed for every product."""
     settings = {"precision": precision, "solver": PCG()}
     model = KEDRL(DISCOUNT, **(exact_settings(store, kernels) | settings))
     model.fit(store, policy, executor=ThreadExecutor(2), cache=tmp_path / "cache", progress="none")
     resident = capture[0]
     executor, points, groups, _, *rest = resident.arguments
-    other = BellmanObjective(executor, points, groups, residency, *rest)
     c = np.random.default_rng(1).standard_normal(resident.shape)
-    tolerance = 1e-12 if precision == "double" or residency == "stored" else 1e-5
-    close(other.product(c), resident.product(c), tolerance)
-    close(other.value_and_gradient(c)[1], resident.value_and_gradient(c)[1], tolerance)
+    for residency in ("stored", "recomputed"):
+        other = BellmanObjective(executor, points, groups, residency, *rest)
+        tolerance = 1e-12 if precision == "double" or residency == "stored" else 1e-5
+        close(other.product(c), resident.product(c), tolerance)
+        close(other.value_and_gradient(c)[1], resident.value_and_gradient(c)[1], tolerance)
 
 
-def test_bellman_risk__new_inputs(store, policy, kernels):
+def test_bellman_risk__new_inputs(store, policy, model):
     """eq:generalization_metric, with operators of the training sample and the reward shift."""
-    model = fit(store, policy, kernels)
-    t = store.transitions()
-    new = t.inputs[::4] + 0.2
-    features = dense.FeatureKernel(model.frequencies_, model.return_kernel_.sigma)
-    kappa = dense.continuation_sampled(model.input_kernel_, model.basis_, t.next_state, t.terminal, policy, 3)
-    oracle = dense.Criterion(
-        model.input_kernel_, features, t.inputs, t.reward, t.terminal, kappa, model.basis_, model.grid_, new,
-        np.ones(len(new)), DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS,
-    )  # fmt: skip
+    new = store.transitions().inputs[::4] + 0.2
+    oracle = literal(model, store, policy, points=new)
     expected = [oracle.residual(q, model.coefficients_) for q in range(len(new))]
     close(model.bellman_risk(new[:, :2], new[:, 2:]), expected, 1e-7)
 
@@ -286,9 +311,8 @@ def test_ratio__clipped_and_scaled_to_mean_one(store, policy, kernels):
     close(clipped.coefficients_, oracle.minimiser(clipped.coefficients_.shape))
 
 
-def test_block_matrix__positive_semidefinite(store, policy, kernels):
+def test_block_matrix__positive_semidefinite(store, model):
     """[[K_Z, −H], [−Hᵀ, G]] ⪰ 0 at every point: the criterion is convex (app:population_finite_criterion)."""
-    model = fit(store, policy, kernels)
     chunk, _ = model.operators_(store.transitions().inputs)
     space = model.return_space_
     for h, g in zip(*operators(space, chunk.reward_waves), strict=True):
@@ -302,8 +326,7 @@ def test_zero__minimises_without_mass_term(small_store, policy, kernels):
     assert model.solution_.value == 0
 
 
-def test_embed__exact_return_kernel(store, policy, kernels):
-    model = fit(store, policy, kernels)
+def test_embed__exact_return_kernel(model):
     at = np.array([[0.1, -0.2], [1.0, 0.4], [30.0, 30.0]])
     state, action = np.array([[0.3, 0.2]]), np.array([[-0.4]])
     k = dense.gram(model.input_kernel_, np.hstack([state, action]), model.basis_)

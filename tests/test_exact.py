@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 from sklearn.base import clone
 
-from kedrl_dask import KEDRL, Matern, TransitionStore
+from kedrl_dask import KEDRL, Matern, TransitionStore, policies
 from kedrl_dask.costs import NOMINAL, Sizes
 from kedrl_dask.criterion import ExactReturnSpace, Penalties, bellman_residual, product, value_and_gradient
 from kedrl_dask.exact import RewardShifts
@@ -73,11 +75,72 @@ def literal(model, store, policy, points=None, negative=0.0):
     )  # fmt: skip
 
 
-@pytest.fixture(params=["truncated", "terminated"])
-def store(request, tmp_path):
-    n_terminated = 0 if request.param == "truncated" else 2
-    data = make_episodes(n_episodes=4, length=5, n_terminated=n_terminated)
-    return TransitionStore.from_arrays(tmp_path / "store", **data)
+@pytest.fixture(scope="module")
+def policy():
+    return policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return Matern(2.5, 1.5, 1.1), Matern(5.5, (1.2, 0.9), 0.85)
+
+
+def make_store(path, n_terminated):
+    return TransitionStore.from_arrays(
+        path / "store", **make_episodes(n_episodes=4, length=4, n_terminated=n_terminated)
+    )
+
+
+@pytest.fixture(scope="module", params=["truncated", "terminated"])
+def store(request, tmp_path_factory):
+    """Few transitions, some of which are terminal, or none."""
+    return make_store(tmp_path_factory.mktemp("data"), 0 if request.param == "truncated" else 2)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """The one with terminal transitions, where the others would tell nothing new."""
+    return make_store(tmp_path_factory.mktemp("ended"), 2)
+
+
+@pytest.fixture(scope="module")
+def fitted(store, policy, kernels, tmp_path_factory):
+    """An exact fit, the arguments of its problem, and its cache, for all who only ask them."""
+    captured = []
+
+    class Captured(BellmanObjective):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            captured.append((self, arguments))
+
+    cache = tmp_path_factory.mktemp("exact") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kedrl_dask.separating.BellmanObjective", Captured)
+        model = fit(store, policy, kernels, cache=cache)
+    return model, captured[0], cache
+
+
+@pytest.fixture(scope="module")
+def exact(fitted):
+    return fitted[0]
+
+
+@pytest.fixture(scope="module")
+def oracle(exact, store, policy):
+    return literal(exact, store, policy)
+
+
+def with_penalty(oracle, negative):
+    """The same criterion with a penalty on negative weights."""
+    penalized = copy.copy(oracle)
+    penalized.negative = negative
+    return penalized
+
+
+@pytest.fixture(scope="module")
+def features(store, policy, kernels):
+    """The same fit with features."""
+    return fit(store, policy, kernels, operators="features", precision="double")
 
 
 def split(inputs):
@@ -122,17 +185,14 @@ def test_blocks__literal_double_sums(kernel, block_values, monkeypatch):
     np.testing.assert_array_equal(blocks["g"], blocks["g"].transpose(0, 2, 1))
 
 
-def test_operators__of_an_exact_fit(store, policy, kernels):
+def test_operators__of_an_exact_fit(exact, store, policy):
     """H, G, Φ, k_L at 1e-10 of the literal ones, at inputs of the data and at new ones."""
-    model = fit(store, policy, kernels)
     inputs = np.vstack([store.transitions().inputs[:3], store.transitions().inputs[:3] + 0.3])
-    close_blocks(model.operators(*split(inputs)), literal(model, store, policy, inputs), 1e-10)
+    close_blocks(exact.operators(*split(inputs)), literal(exact, store, policy, inputs), 1e-10)
 
 
-def test_operators__either_way_after_either_fit(store, policy, kernels):
-    exact = fit(store, policy, kernels)
+def test_operators__either_way_after_either_fit(exact, features, store):
     inputs = split(store.transitions().inputs[:4] + 0.1)
-    features = fit(store, policy, kernels, operators="features", precision="double")
     for name in ("H", "G", "Phi", "k_L"):
         array = getattr(exact.operators(*inputs), name)
         for data in (store, store.path, str(store.path)):
@@ -142,12 +202,11 @@ def test_operators__either_way_after_either_fit(store, policy, kernels):
     assert np.abs(features.operators(*inputs).H - exact.operators(*inputs).H).max() > 1e-3
 
 
-def test_operators__blocks_of_features_are_one_criterion_with_features(store, policy, kernels):
+def test_operators__blocks_of_features_are_one_criterion_with_features(features, store):
     """Residual, value, gradient and product of FeatureChunk and of its H and G written out."""
-    model = fit(store, policy, kernels, operators="features", precision="double")
-    space, (chunk, _) = model.return_space_, model.operators_(store.transitions().inputs)
+    space, (chunk, _) = features.return_space_, features.operators_(store.transitions().inputs)
     blocks, gram = chunk.with_blocks(space), ExactReturnSpace(space.gram)
-    b = np.random.default_rng(1).standard_normal(model.coefficients_.shape)
+    b = np.random.default_rng(1).standard_normal(features.coefficients_.shape)
     close(bellman_residual(blocks, gram, b), bellman_residual(chunk, space, b), 1e-12)
     for penalties in (Penalties(MASS), Penalties(MASS, 1.0, 0.4)):
         for ours, theirs in zip(
@@ -160,95 +219,100 @@ def test_operators__blocks_of_features_are_one_criterion_with_features(store, po
     close(gram.mean_target(blocks.target_moment()), space.mean_target(chunk.target_moment()), 1e-12)
 
 
-def test_criterion__random_coefficients(store, policy, kernels):
-    model = fit(store, policy, kernels)
-    oracle, inputs = literal(model, store, policy, negative=0.3), store.transitions().inputs
-    b = np.random.default_rng(1).standard_normal(model.coefficients_.shape)
-    (chunk, _), space = model.operators_(inputs), model.return_space_
+def test_criterion__random_coefficients(exact, store, oracle):
+    inputs, penalized = store.transitions().inputs, with_penalty(oracle, 0.3)
+    b = np.random.default_rng(1).standard_normal(exact.coefficients_.shape)
+    (chunk, _), space = exact.operators_(inputs), exact.return_space_
     close(space.gram, oracle.grid_gram, 1e-10)
     value, gradient = value_and_gradient(chunk, space, Penalties(MASS, 1.0, 0.3), b)
     ridge = RIDGE_B * oracle.basis_gram @ b
-    close(value + np.vdot(b, ridge), oracle.value(b))
-    close(gradient + 2 * ridge, oracle.gradient(b))
+    close(value + np.vdot(b, ridge), penalized.value(b))
+    close(gradient + 2 * ridge, penalized.gradient(b))
     expected = [oracle.residual(q, b) for q in range(len(inputs))]
     close(bellman_residual(chunk, space, b), expected)
 
 
-def test_minimiser__pcg(store, policy, kernels):
-    model = fit(store, policy, kernels)
-    oracle = literal(model, store, policy)
-    expected = oracle.minimiser(model.coefficients_.shape)
-    close(model.coefficients_, expected)
-    assert model.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
-    assert model.solution_.certificate <= 1e-13
-    assert model.diagnostics_["operators"] == "exact"
-    assert model.diagnostics_["precision"] == "double"
-    json.dumps(model.diagnostics_)
+def test_minimiser__pcg(exact, oracle):
+    expected = oracle.minimiser(exact.coefficients_.shape)
+    close(exact.coefficients_, expected)
+    assert exact.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
+    assert exact.solution_.certificate <= 1e-13
+    assert exact.diagnostics_["operators"] == "exact"
+    assert exact.diagnostics_["precision"] == "double"
+    json.dumps(exact.diagnostics_)
 
 
-def test_minimiser__negative_penalty(store, policy, kernels):
+def test_minimiser__negative_penalty(store, policy, kernels, exact, oracle):
     model = fit(store, policy, kernels, negative_penalty=0.5, solver=LBFGS(tolerance=1e-7))
-    oracle = literal(model, store, policy, negative=0.5)
+    np.testing.assert_array_equal(model.basis_, exact.basis_)
+    penalized = with_penalty(oracle, 0.5)
     assert model.solution_.result.ok
-    assert model.solution_.value == pytest.approx(oracle.value(model.coefficients_), rel=1e-9)
-    assert np.abs(oracle.gradient(model.coefficients_)).max() < 1e-6
+    assert model.solution_.value == pytest.approx(penalized.value(model.coefficients_), rel=1e-9)
+    assert np.abs(penalized.gradient(model.coefficients_)).max() < 1e-6
 
 
-def test_bellman_risk__new_inputs(store, policy, kernels, monkeypatch):
-    model = fit(store, policy, kernels)
+def test_bellman_risk__new_inputs(exact, store, policy, monkeypatch):
     new = store.transitions().inputs[::4] + 0.2
-    oracle = literal(model, store, policy, new)
-    expected = [oracle.residual(q, model.coefficients_) for q in range(len(new))]
-    close(model.bellman_risk(*split(new)), expected, 1e-7)
+    oracle = literal(exact, store, policy, new)
+    expected = [oracle.residual(q, exact.coefficients_) for q in range(len(new))]
+    close(exact.bellman_risk(*split(new)), expected, 1e-7)
     monkeypatch.setattr("kedrl_dask.settings.EXACT_BYTES", 16 * 4**2 * 2)  # two inputs at a time
-    close(model.bellman_risk(*split(new)), expected, 1e-7)
+    close(exact.bellman_risk(*split(new)), expected, 1e-7)
 
 
-@pytest.mark.parametrize("operators", ["features", "exact"])
-def test_no_inputs__empty_answers(store, policy, kernels, operators):
-    model, none = fit(store, policy, kernels, operators=operators), (np.zeros((0, 2)), np.zeros((0, 1)))
-    assert model.bellman_risk(*none).shape == (0,)
-    blocks = model.operators(*none)
-    assert blocks.H.shape == blocks.G.shape == (0, 4, 4)
-    assert blocks.Phi.shape == blocks.k_L.shape == (0, 5)
+def test_no_inputs__empty_answers(exact, features):
+    none = np.zeros((0, 2)), np.zeros((0, 1))
+    for model in (exact, features):
+        assert model.bellman_risk(*none).shape == (0,)
+        blocks = model.operators(*none)
+        assert blocks.H.shape == blocks.G.shape == (0, 4, 4)
+        assert blocks.Phi.shape == blocks.k_L.shape == (0, 5)
 
 
-def test_block_matrix__positive_semidefinite(store, policy, kernels):
+def test_block_matrix__positive_semidefinite(exact, store):
     """[[K_Z, −H], [−Hᵀ, G]] ⪰ 0: the criterion is convex (app:population_finite_criterion)."""
-    model = fit(store, policy, kernels)
-    blocks = model.operators(*split(store.transitions().inputs))
+    blocks = exact.operators(*split(store.transitions().inputs))
     for h, g in zip(blocks.H, blocks.G, strict=True):
-        block = np.block([[model.return_space_.gram, -h], [-h.T, g]])
+        block = np.block([[exact.return_space_.gram, -h], [-h.T, g]])
         assert np.linalg.eigvalsh(block).min() > -1e-12
 
 
-def test_fit__workers_chunks_and_cache_do_not_matter(store, policy, kernels, tmp_path):
-    reference = fit(store, policy, kernels, ThreadExecutor(1))
-    np.testing.assert_array_equal(fit(store, policy, kernels).coefficients_, reference.coefficients_)
+def embedded(model):
+    inputs = split(np.random.default_rng(0).standard_normal((10, 3)))
+    return model.embed(*inputs, at=model.grid_)
+
+
+@pytest.mark.slow
+def test_fit__workers_and_chunks_do_not_matter(ended, policy, kernels):
+    reference = fit(ended, policy, kernels, ThreadExecutor(1))
+    np.testing.assert_array_equal(fit(ended, policy, kernels).coefficients_, reference.coefficients_)
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        model = fit(store, policy, kernels, DistributedExecutor(client))
-    close(model.coefficients_, reference.coefficients_, 1e-10)
-    close(fit(store, policy, kernels, chunk_points=3).coefficients_, reference.coefficients_, 1e-9)
-    cache = tmp_path / "cache"
-    fit(store, policy, kernels, cache=cache)
+        spread = fit(ended, policy, kernels, DistributedExecutor(client))
+    close(embedded(spread), embedded(reference), 1e-10)
+    close(embedded(fit(ended, policy, kernels, chunk_points=3)), embedded(reference), 1e-9)
+
+
+def test_fit__cache_does_not_matter(fitted, features, store, policy, kernels):
+    model, _, cache = fitted
     before = {path.name for path in cache.iterdir()}
     again = fit(store, policy, kernels, cache=cache)
     assert {path.name for path in cache.iterdir()} == before
-    np.testing.assert_array_equal(again.coefficients_, reference.coefficients_)
+    np.testing.assert_array_equal(again.coefficients_, model.coefficients_)
     # Features are filed apart, and so is another grid.
+    cache = shutil.copytree(cache, cache.parent / "copy")
+    given = {"operators": "features", "precision": "double"}
+    other = fit(store, policy, kernels, cache=cache, **given)
+    np.testing.assert_array_equal(other.coefficients_, features.coefficients_)
     grid = np.random.default_rng(4).standard_normal((4, 2))
-    for settings in ({"operators": "features"}, {"grid": grid}):
-        other = fit(store, policy, kernels, cache=cache, **settings)
-        cold = fit(store, policy, kernels, **settings)
-        np.testing.assert_array_equal(other.coefficients_, cold.coefficients_)
+    other, cold = (fit(store, policy, kernels, cache=place, grid=grid) for place in (cache, None))
+    np.testing.assert_array_equal(other.coefficients_, cold.coefficients_)
 
 
-def test_stored__chunked_over_points_in_double_precision(store, policy, kernels, tmp_path):
-    fit(store, policy, kernels, cache=tmp_path / "cache")
-    (path,) = (p for p in (tmp_path / "cache").iterdir() if p.name.rpartition("-")[0] == "conditioning")
+def test_stored__chunked_over_points_in_double_precision(fitted, store):
+    (path,) = (p for p in fitted[2].iterdir() if p.name.rpartition("-")[0] == "conditioning")
     stored = ArrayStore.open(path / "result", "kedrl conditioning points")
     n = store.n_transitions
     assert stored.read("h").shape == stored.read("g").shape == (n, 4, 4)
@@ -259,17 +323,8 @@ def test_stored__chunked_over_points_in_double_precision(store, policy, kernels,
 
 
 @pytest.mark.parametrize("residency", ["stored", "recomputed"])
-def test_residency__does_not_matter(residency, store, policy, kernels, tmp_path, monkeypatch):
-    captured = []
-
-    class Captured(BellmanObjective):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            captured.append((self, arguments))
-
-    monkeypatch.setattr("kedrl_dask.separating.BellmanObjective", Captured)
-    fit(store, policy, kernels, cache=tmp_path / "cache")
-    resident, (executor, points, groups, kept, *rest) = captured[0]
+def test_residency__does_not_matter(residency, fitted):
+    resident, (executor, points, groups, kept, *rest) = fitted[1]
     assert kept == "resident"
     other = BellmanObjective(executor, points, groups, residency, *rest)
     c = np.random.default_rng(1).standard_normal(resident.shape)
@@ -277,15 +332,14 @@ def test_residency__does_not_matter(residency, store, policy, kernels, tmp_path,
     close(other.value_and_gradient(c)[1], resident.value_and_gradient(c)[1], 1e-12)
 
 
-def test_save_and_load__with_the_transitions(store, policy, kernels, tmp_path):
-    model = fit(store, policy, kernels)
-    model.save(tmp_path / "model")
+def test_save_and_load__with_the_transitions(exact, store, tmp_path):
+    exact.save(tmp_path / "model")
     loaded = KEDRL.load(tmp_path / "model")
     inputs = split(store.transitions().inputs[:3] + 0.2)
     assert loaded.get_params()["operators"] == "exact"
-    close(loaded.bellman_risk(*inputs), model.bellman_risk(*inputs), 1e-12)
-    for exact in (None, False):
-        ours, theirs = (m.operators(*inputs, exact=exact) for m in (loaded, model))
+    close(loaded.bellman_risk(*inputs), exact.bellman_risk(*inputs), 1e-12)
+    for way in (None, False):
+        ours, theirs = (m.operators(*inputs, exact=way) for m in (loaded, exact))
         for name, array in vars(theirs).items():
             if array is not None:
                 close(getattr(ours, name), array, 1e-12)
@@ -304,8 +358,7 @@ def test_parameter_and_method__share_a_name():
         model.set_params(operator="exact")
 
 
-def test_operators__errors(store, policy, kernels, tmp_path):
-    features, exact = (fit(store, policy, kernels, operators=kind) for kind in ("features", "exact"))
+def test_operators__errors(store, policy, features, exact, tmp_path):
     one = np.zeros((1, 2)), np.zeros((1, 1))
     with pytest.raises(ValueError, match="does not keep them; give store=, or fit with operators='exact'"):
         features.operators(*one, exact=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -18,7 +19,12 @@ from kedrl_dask.store import StoreError
 from kedrl_dask.transitions import DataError
 from tests.conftest import LOOPBACK, make_episodes
 
-SMALL = {"n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "n_blocks": 4}
+#: Sizes; kernels and ridges are chosen by the fit.
+AUTOMATIC = {"n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "n_blocks": 3}
+#: Nothing to be chosen but points and grid, where a test is not about that.
+SMALL = AUTOMATIC | {"input_kernel": Matern(2.5, 2.0), "return_kernel": Matern(5.5, 1.5), "ridge_gamma": 1e-3}
+#: As a user has it who gives sizes alone.
+AUTO = {"input_kernel": "auto", "return_kernel": "auto", "ridge_gamma": "auto"}
 
 
 def small_model(discount=0.6, **settings):
@@ -29,23 +35,58 @@ def fit(store, policy, executor=None, **settings):
     return small_model(**settings).fit(store, policy, executor=executor or ThreadExecutor(2), progress="none")
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def store(place):
+    return TransitionStore.from_arrays(place / "store", **make_episodes(n_episodes=30, length=9))
+
+
+@pytest.fixture(scope="module")
+def model(store, policy, place):
+    """A fit for all who only ask it; its cache is kept, for tests to copy."""
+    return small_model().fit(
+        store, policy, executor=ThreadExecutor(2), cache=place / "cache", progress="none"
+    )
+
+
 @pytest.fixture
-def store(tmp_path):
-    return TransitionStore.from_arrays(tmp_path / "store", **make_episodes(n_episodes=30, length=9))
+def cache(model, place, tmp_path):
+    """The cache of that fit, for a test to add to."""
+    return shutil.copytree(place / "cache", tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def automatic(store, policy):
+    """A fit that chose its kernels and its ridge itself."""
+    return fit(store, policy, **AUTO)
 
 
 def random_actions(state, rng):
     return 0.2 * state[:, :1] + rng.standard_normal((len(state), 1))
 
 
-def difference(first, second):
-    """Relative difference of the fitted maps at inputs all over the place."""
+def some_inputs():
+    """Inputs all over the place."""
     rng = np.random.default_rng(0)
-    inputs = rng.standard_normal((20, 2)), rng.standard_normal((20, 1))
-    a, b = first.weights(*inputs), second.weights(*inputs)
+    return rng.standard_normal((20, 2)), rng.standard_normal((20, 1))
+
+
+def difference(first, second):
+    """Relative difference of the fitted maps."""
+    a, b = (model.weights(*some_inputs()) for model in (first, second))
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
+@pytest.mark.slow
 def test_fit__only_discount_and_policy(store, policy):
     model = KEDRL(0.6, n_atoms=20).fit(store, policy, progress="none")
     assert model.solution_.result.ok
@@ -55,43 +96,49 @@ def test_fit__only_discount_and_policy(store, policy):
     assert held_out["bellman_risk"] < 0.01
 
 
-def test_fit__repeats_exactly(store, policy):
-    first, second = fit(store, policy), fit(store, policy)
-    np.testing.assert_array_equal(first.coefficients_, second.coefficients_)
-    first.diagnostics_.pop("seconds")
-    second.diagnostics_.pop("seconds")
-    assert first.diagnostics_ == second.diagnostics_
-    assert difference(fit(store, policy, random_state=1), first) > 1e-6
+def test_fit__repeats_exactly(store, policy, automatic):
+    """On another number of threads too."""
+    again = fit(store, policy, ThreadExecutor(1), **AUTO)
+    np.testing.assert_array_equal(again.coefficients_, automatic.coefficients_)
+    first, second = ({**model.diagnostics_} for model in (automatic, again))
+    assert first.pop("seconds")
+    assert second.pop("seconds")
+    assert first == second
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("double", 1e-10), ("mixed", 1e-3)])
-@pytest.mark.parametrize("continuation", ["sampled", "ratio"])
-@pytest.mark.parametrize("target", ["gaussian", "function"])
-def test_fit__number_of_chunks_does_not_matter(store, policy, continuation, target, precision, tolerance):
-    """1, 2 and 5 chunks of every kind: of episodes and of conditioning points."""
+# Each pair of the three choices occurs.
+@pytest.mark.parametrize(
+    ("continuation", "target", "precision"),
+    [
+        ("sampled", "gaussian", "double"),
+        ("sampled", "function", "mixed"),
+        ("ratio", "gaussian", "mixed"),
+        ("ratio", "function", "double"),
+    ],
+)
+def test_fit__number_of_chunks_does_not_matter(store, policy, continuation, target, precision):
+    """One chunk, or five, of every kind: of episodes and of conditioning points."""
     chosen = policy if target == "gaussian" else policies.Function(random_actions)
     settings = {"continuation": continuation, "ridge_gamma": 1e-4, "precision": precision}
     settings["solver"] = PCG(tolerance=1e-12 if precision == "double" else 1e-9)
     n = store.n_transitions
-    models = [fit(store, chosen, n_blocks=k, chunk_points=-(-n // k), **settings) for k in (1, 2, 5)]
-    assert difference(models[1], models[0]) < tolerance
-    assert difference(models[2], models[0]) < tolerance
+    one, five = (fit(store, chosen, n_blocks=k, chunk_points=-(-n // k), **settings) for k in (1, 5))
+    assert difference(five, one) < (1e-10 if precision == "double" else 1e-3)
 
 
-def test_precision__mixed_is_close_to_double(store, policy):
-    double, mixed = fit(store, policy, precision="double"), fit(store, policy, precision="mixed")
-    assert 0 < difference(mixed, double) < 1e-3
-    assert mixed.solution_.certificate <= 1e-8
+def test_precision__mixed_is_close_to_double(store, policy, model):
+    assert model.precision == "mixed"
+    assert 0 < difference(model, fit(store, policy, precision="double")) < 1e-3
+    assert model.solution_.certificate <= 1e-8
 
 
-def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, policy, tmp_path, monkeypatch):
+def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, cache, monkeypatch):
     other = policies.Gaussian(weights=[[0.1], [0.3]], bias=-0.2, scale=0.5)
     cold = fit(store, other)
-    small_model().fit(store, policy, cache=tmp_path / "cache", progress="none")
-    before = {path.name for path in (tmp_path / "cache").iterdir()}
-    warm = small_model().fit(store, other, cache=tmp_path / "cache", progress="none")
+    before = {path.name for path in cache.iterdir()}
+    warm = small_model().fit(store, other, cache=cache, progress="none")
     np.testing.assert_array_equal(warm.coefficients_, cold.coefficients_)
-    new = {path.name for path in (tmp_path / "cache").iterdir()} - before
+    new = {path.name for path in cache.iterdir()} - before
     assert {name.rpartition("-")[0] for name in new} <= {
         "continuation",
         "conditioning",
@@ -102,29 +149,24 @@ def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, policy, t
     monkeypatch.setattr(
         "kedrl_dask.streaming.accumulate", lambda *_: pytest.fail("the pass was repeated"), raising=True
     )
-    again = small_model().fit(store, other, cache=tmp_path / "cache", progress="none")
-    assert {path.name for path in (tmp_path / "cache").iterdir()} == before | new
+    again = small_model().fit(store, other, cache=cache, progress="none")
+    assert {path.name for path in cache.iterdir()} == before | new
     np.testing.assert_array_equal(again.coefficients_, warm.coefficients_)
 
 
-def test_cache__next_discount_reuses_sums(store, policy, tmp_path):
-    cache, kernel = tmp_path / "cache", Matern(5.5, 1.0)
-    small_model(return_kernel=kernel).fit(store, policy, cache=cache, progress="none")
+def test_cache__next_discount_reuses_sums(store, policy, cache):
     before = {path.name for path in cache.iterdir()}
-    later = small_model(return_kernel=kernel, discount=0.8).fit(store, policy, cache=cache, progress="none")
+    later = small_model(discount=0.8).fit(store, policy, cache=cache, progress="none")
     new = {path.name for path in cache.iterdir()} - before
     assert {name.rpartition("-")[0] for name in new} == {"returns"}
-    np.testing.assert_array_equal(
-        later.coefficients_, fit(store, policy, return_kernel=kernel, discount=0.8).coefficients_
-    )
+    np.testing.assert_array_equal(later.coefficients_, fit(store, policy, discount=0.8).coefficients_)
 
 
-def test_cache__other_data_or_settings_are_told_apart(store, policy, tmp_path):
-    cache = tmp_path / "cache"
+def test_cache__other_data_or_settings_are_told_apart(store, policy, model, cache, tmp_path):
     other = TransitionStore.from_arrays(tmp_path / "other", **make_episodes(30, 9, seed=5))
-    small_model().fit(store, policy, cache=cache, progress="none")
     for data, settings in ((other, {}), (store, {"n_basis": 9}), (store, {"random_state": 3})):
         warm = small_model(**settings).fit(data, policy, cache=cache, progress="none")
+        assert difference(warm, model) > 1e-6
         np.testing.assert_array_equal(warm.coefficients_, fit(data, policy, **settings).coefficients_)
 
 
@@ -137,25 +179,25 @@ def test_cache__code_is_never_found_again(store, tmp_path):
     assert kinds.count("inputs") == 1
 
 
-def test_fit__stored_chunks_do_not_matter(tmp_path, policy):
+def test_fit__stored_chunks_do_not_matter(tmp_path, policy, automatic):
     data = make_episodes(n_episodes=30, length=9)
-    stores = [TransitionStore.from_arrays(tmp_path / str(k), **data, chunk_rows=k) for k in (7, 1_000)]
-    assert difference(fit(stores[0], policy), fit(stores[1], policy)) == 0
+    chunked = TransitionStore.from_arrays(tmp_path / "chunked", **data, chunk_rows=50)
+    assert difference(fit(chunked, policy, **AUTO), automatic) == 0
 
 
-def test_fit__number_of_workers_does_not_matter(store, policy):
-    reference = fit(store, policy, ThreadExecutor(1))
-    assert difference(fit(store, policy, ThreadExecutor(2)), reference) == 0
-    for n_workers in (1, 2):
-        with (
-            LocalCluster(n_workers=n_workers, threads_per_worker=1, **LOOPBACK) as cluster,
-            Client(cluster, set_as_default=False) as client,
-        ):
-            model = fit(store, policy, DistributedExecutor(client))
-        assert difference(model, reference) < 1e-10
+@pytest.mark.slow
+def test_fit__number_of_workers_does_not_matter(store, policy, automatic):
+    """Two worker processes as threads; all that is chosen automatically is chosen the same."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        spread = fit(store, policy, DistributedExecutor(client), **AUTO)
+    found, expected = (m.embed(*some_inputs(), at=automatic.grid_[:5]) for m in (spread, automatic))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
 
 
-def test_fit__active_client_is_used(store, policy, monkeypatch):
+def test_fit__active_client_is_used(store, policy, model, monkeypatch):
     used = []
     original = DistributedExecutor.map
     monkeypatch.setattr(
@@ -167,53 +209,47 @@ def test_fit__active_client_is_used(store, policy, monkeypatch):
         ) as cluster,
         Client(cluster),
     ):
-        model = small_model().fit(store, policy, progress="none")
+        found = small_model().fit(store, policy, progress="none")
     assert used
-    assert difference(model, fit(store, policy)) < 1e-10
+    assert difference(found, model) < 1e-10
 
 
-def test_fit__leaves_nothing_behind_unless_asked(store, policy, tmp_path):
-    before = sorted(tmp_path.iterdir())
-    fit(store, policy)
-    assert sorted(tmp_path.iterdir()) == before
-    small_model().fit(store, policy, cache=tmp_path / "cache", progress="none")
-    kinds = {path.name.rpartition("-")[0] for path in (tmp_path / "cache").iterdir()}
+def test_fit__leaves_nothing_behind_unless_asked(store, policy, cache):
+    before = sorted(store.path.parent.rglob("*"))
+    fit(store, policy, n_blocks=2)
+    assert sorted(store.path.parent.rglob("*")) == before
+    kinds = {path.name.rpartition("-")[0] for path in cache.iterdir()}
     assert kinds == {
         "sample", "points", "returns", "inputs", "rewards", "continuation", "conditioning",
         "conditioning-inputs", "conditioning-policy",
     }  # fmt: skip
 
 
-def test_fit__terminal_rows_change_the_answer(tmp_path, policy):
-    open_ended = TransitionStore.from_arrays(tmp_path / "a", **make_episodes(30, 9))
-    ended = TransitionStore.from_arrays(tmp_path / "b", **make_episodes(30, 9, n_terminated=30))
-    assert ended.n_transitions == open_ended.n_transitions + 30
-    first, second = fit(open_ended, policy), fit(ended, policy)
+def test_fit__terminal_rows_change_the_answer(store, tmp_path, policy, model):
+    ended = TransitionStore.from_arrays(tmp_path / "ended", **make_episodes(30, 9, n_terminated=30))
+    assert ended.n_transitions == store.n_transitions + 30
+    second = fit(ended, policy)
     assert second.operators_.terminal is not None
-    assert difference(first, second) > 0.01
+    assert difference(model, second) > 0.01
     assert second.diagnostics_["held_out"]["coefficient_mass"]["mean"] == pytest.approx(1, abs=0.1)
 
 
-def test_pcg__objective_not_above_adamw(store, policy):
-    settings = {"ridge_gamma": 1e-3, "input_kernel": Matern(2.5, 2.0)}
-    exact = fit(store, policy, **settings)
-    paper = fit(store, policy, solver=AdamW(n_iterations=600, batch_size=32, learning_rate=0.01), **settings)
-    assert exact.solution_.value <= paper.solution_.value
+def test_pcg__objective_not_above_adamw(store, policy, model):
+    paper = fit(store, policy, solver=AdamW(n_iterations=600, batch_size=32, learning_rate=0.01))
+    assert model.solution_.value <= paper.solution_.value
     # The same problem: its value at the other's minimiser is what the other reports, and not far off.
-    assert paper.solution_.value < 20 * exact.solution_.value
-    assert paper.solution_.certificate > exact.solution_.certificate
+    assert paper.solution_.value < 20 * model.solution_.value
+    assert paper.solution_.certificate > model.solution_.certificate
 
 
-def test_automatic_kernels__scales_of_columns_do_not_matter(tmp_path):
+def test_automatic_kernels__scales_of_columns_do_not_matter(tmp_path, automatic):
     data = make_episodes(30, 9)
-    target = policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
-    plain = fit(TransitionStore.from_arrays(tmp_path / "a", **data), target)
     scaled = dict(data, state=data["state"] * [1000.0, 0.01], reward=data["reward"] * [50.0, 0.02])
     other = policies.Gaussian(weights=[[0.2 / 1000.0], [-0.1 / 0.01]], bias=0.1, scale=0.3)
-    rescaled = fit(TransitionStore.from_arrays(tmp_path / "b", **scaled), other)
+    rescaled = fit(TransitionStore.from_arrays(tmp_path / "b", **scaled), other, **AUTO)
     state, action = data["state"][:5], data["action"][:5]
     np.testing.assert_allclose(
-        rescaled.weights(state * [1000.0, 0.01], action), plain.weights(state, action), atol=1e-5
+        rescaled.weights(state * [1000.0, 0.01], action), automatic.weights(state, action), atol=1e-5
     )
 
 
@@ -225,10 +261,10 @@ def test_grid__bounded_rewards_fill_the_bellman_box(store, policy):
     assert np.ptp(model.grid_, axis=0) == pytest.approx((high - low) / 0.4, rel=0.3)
 
 
-def test_n_conditioning__some_of_the_inputs(store, policy):
-    model = fit(store, policy, n_conditioning=50)
-    assert model.diagnostics_["sizes"]["conditioning"] == 50
-    assert difference(model, fit(store, policy)) < 0.5
+def test_n_conditioning__some_of_the_inputs(store, policy, automatic):
+    few = fit(store, policy, n_conditioning=50, **AUTO)
+    assert few.diagnostics_["sizes"]["conditioning"] == 50
+    assert difference(few, automatic) < 0.5
 
 
 def test_save_and_load__same_answers(store, policy, tmp_path):
@@ -261,24 +297,23 @@ def test_save_and_load__solvers_whose_history_begins_without_a_certificate(store
     np.testing.assert_array_equal(loaded.coefficients_, model.coefficients_)
 
 
-def test_save__no_pickle_on_disk(store, policy, tmp_path):
-    fit(store, policy).save(tmp_path / "model")
+def test_save__no_pickle_on_disk(model, tmp_path):
+    model.save(tmp_path / "model")
     names = {path.name for path in (tmp_path / "model").rglob("*") if path.is_file()}
     assert not any("pickle" in name or name.endswith(".pkl") for name in names)
     for path in (tmp_path / "model").rglob("zarr.json"):
         assert "pickle" not in path.read_text()
 
 
-def test_save__existing_path(store, policy, tmp_path):
-    model = fit(store, policy)
+def test_save__existing_path(model, tmp_path):
     model.save(tmp_path / "model")
     with pytest.raises(FileExistsError, match=r"model.*already exists"):
         model.save(tmp_path / "model")
 
 
-def test_load__array_that_claims_far_more_than_there_is(store, policy, tmp_path):
+def test_load__array_that_claims_far_more_than_there_is(model, tmp_path):
     """Chunks that are absent count as zeros: a few bytes of metadata must not fill the memory."""
-    fit(store, policy).save(tmp_path / "model")
+    model.save(tmp_path / "model")
     for file in (tmp_path / "model" / "zarr.json", tmp_path / "model" / "history" / "zarr.json"):
         metadata = json.loads(file.read_text())
         consolidated = (metadata.get("consolidated_metadata") or {}).get("metadata", {})
@@ -306,34 +341,28 @@ def test_choose_mass_penalty__auto_is_the_variance_of_the_return_kernel():
 
 
 def test_fit__automatic_penalties_make_coefficients_free_of_the_kernels_amplitude(store, policy):
+    given = {"precision": "double", "n_blocks": 2}
     fits = [
-        fit(
-            store, policy, mass_penalty="auto", precision="double", input_kernel=Matern(2.5, 2.0),
-            return_kernel=Matern(5.5, 1.5, sigma), ridge_gamma=1e-3,
-        )
+        fit(store, policy, mass_penalty="auto", return_kernel=Matern(5.5, 1.5, sigma), **given)
         for sigma in (1.0, 3.0)
-    ]  # fmt: skip
+    ]
     assert [model.mass_penalty_ for model in fits] == [1.0, 9.0]
     assert fits[1].diagnostics_["mass_penalty"] == 9.0
     one, nine = (model.coefficients_ for model in fits)
     np.testing.assert_allclose(nine, one, atol=1e-5 * np.abs(one).max())
-    given = fit(
-        store, policy, precision="double", input_kernel=Matern(2.5, 2.0),
-        return_kernel=Matern(5.5, 1.5, 3.0), ridge_gamma=1e-3,
-    )  # fmt: skip
-    assert np.abs(given.coefficients_ - one).max() > 1e-3 * np.abs(one).max()
+    own = fit(store, policy, return_kernel=Matern(5.5, 1.5, 3.0), **given)
+    assert np.abs(own.coefficients_ - one).max() > 1e-3 * np.abs(one).max()
 
 
-def test_sklearn__params_clone_and_html(store, policy):
-    model = small_model(input_kernel=Matern(2.5, 2.0))
-    copy = clone(model)
-    assert copy is not model
-    assert copy.get_params() == model.get_params()
-    assert model.set_params(n_atoms=15).n_atoms == 15
-    assert "KEDRL" in model._repr_html_()
-    assert "discount=0.6" in repr(model)
-    fitted = fit(store, policy)
-    assert not hasattr(clone(fitted), "coefficients_")
+def test_sklearn__params_clone_and_html(model):
+    own = small_model()
+    copy = clone(own)
+    assert copy is not own
+    assert copy.get_params() == own.get_params()
+    assert own.set_params(n_atoms=15).n_atoms == 15
+    assert "KEDRL" in own._repr_html_()
+    assert "discount=0.6" in repr(own)
+    assert not hasattr(clone(model), "coefficients_")
 
 
 def test_weights__not_fitted():
@@ -379,7 +408,7 @@ def test_weights__not_fitted():
 )
 def test_fit__bad_setting(store, policy, settings, message):
     with pytest.raises(ValueError, match=message):
-        KEDRL(**({"discount": 0.6} | SMALL | settings)).fit(store, policy, progress="none")
+        KEDRL(**({"discount": 0.6} | AUTOMATIC | settings)).fit(store, policy, progress="none")
 
 
 @pytest.mark.parametrize(
@@ -407,8 +436,8 @@ def test_fit__missing_store(policy, tmp_path):
 def test_fit__one_episode_needs_a_ridge(tmp_path, policy):
     single = TransitionStore.from_arrays(tmp_path / "one", **make_episodes(1, 60))
     with pytest.raises(ValueError, match="ridge_gamma='auto' needs at least two episodes"):
-        fit(single, policy, input_kernel=Matern(2.5, 2.0))
-    assert fit(single, policy, input_kernel=Matern(2.5, 2.0), ridge_gamma=1e-3).solution_.result.ok
+        fit(single, policy, ridge_gamma="auto")
+    assert fit(single, policy).solution_.result.ok
 
 
 @pytest.mark.parametrize(
@@ -420,14 +449,12 @@ def test_fit__one_episode_needs_a_ridge(tmp_path, policy):
         (np.array([[0.0, 0.0], [np.nan, 0.0]]), np.zeros((2, 1)), "state, row 1: .* not finite"),
     ],
 )
-def test_weights__bad_inputs(store, policy, state, action, message):
-    model = fit(store, policy)
+def test_weights__bad_inputs(model, state, action, message):
     with pytest.raises(ValueError, match=message):
         model.weights(state, action)
 
 
-def test_embed__bad_points(store, policy):
-    model = fit(store, policy)
+def test_embed__bad_points(model):
     with pytest.raises(ValueError, match=r"at has shape \(3,\), expected \(g, 2\)"):
         model.embed(np.zeros((1, 2)), np.zeros((1, 1)), at=np.zeros(3))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kedrl_dask import KEDRL, ULSIF, TransitionStore
+from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore, policies
+from kedrl_dask.division import GROUP_ROWS
 from kedrl_dask.execute import ThreadExecutor, local_cluster
 from kedrl_dask.paired_objective import PairedObjective
 from kedrl_dask.planning import checked_plan
@@ -27,16 +29,37 @@ from tests.test_against_dense import (
 FORMS = ["contracted", "matrix-free"]
 
 
-@pytest.fixture(params=FORMS)
+@pytest.fixture(scope="module", params=FORMS)
 def form(request):
     return request.param
 
 
-@pytest.fixture(params=["truncated", "terminated"])
-def store(request, tmp_path):
-    n_terminated = 0 if request.param == "truncated" else 3
-    data = make_episodes(n_episodes=5, length=5, n_terminated=n_terminated)
-    return TransitionStore.from_arrays(tmp_path / "store", **data)
+@pytest.fixture(scope="module")
+def policy():
+    return policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return Matern(2.5, 1.5, 1.1), Matern(5.5, (1.2, 0.9), 0.85)
+
+
+def make_store(path, n_terminated):
+    return TransitionStore.from_arrays(
+        path / "store", **make_episodes(n_episodes=4, length=4, n_terminated=n_terminated)
+    )
+
+
+@pytest.fixture(scope="module", params=["truncated", "terminated"])
+def store(request, tmp_path_factory):
+    """Few transitions, some of which are terminal, or none."""
+    return make_store(tmp_path_factory.mktemp("data"), 0 if request.param == "truncated" else 2)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """The one with terminal transitions, where the others would tell nothing new."""
+    return make_store(tmp_path_factory.mktemp("ended"), 2)
 
 
 def fit(store, policy, kernels, form, executor=None, cache=None, **settings):
@@ -63,23 +86,42 @@ def literal(model, store, policy, eta=None, negative=0.0, points=None, weights=N
     )  # fmt: skip
 
 
-@pytest.fixture
-def capture(monkeypatch, tmp_path):
-    """Problems as the solver was given them, and a cache in which what they read stays."""
-    captured = []
+@contextmanager
+def captured():
+    """Problems as the solver was given them."""
+    found = []
 
     class Captured(PairedObjective):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            captured.append(self)
+            found.append(self)
 
-    monkeypatch.setattr("kedrl_dask.pairing.PairedObjective", Captured)
-    return captured
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kedrl_dask.pairing.PairedObjective", Captured)
+        yield found
 
 
-def test_value_gradient_product__random_coefficients(store, policy, kernels, form, capture, tmp_path):
-    model = fit(store, policy, kernels, form, cache=tmp_path / "cache")
-    oracle, problem = literal(model, store, policy), capture[0]
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """What the problems read stays here."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def fitted(store, policy, kernels, form, cache):
+    """A fit and its problem, for all who only ask them."""
+    with captured() as problems:
+        model = fit(store, policy, kernels, form, cache=cache)
+    return model, problems[0]
+
+
+@pytest.fixture(scope="module")
+def oracle(fitted, store, policy):
+    return literal(fitted[0], store, policy)
+
+
+def test_value_gradient_product__random_coefficients(fitted, oracle):
+    problem = fitted[1]
     c = np.random.default_rng(1).standard_normal(problem.shape)
     b = problem.whitening @ c
     value, gradient = problem.value_and_gradient(c)
@@ -89,41 +131,40 @@ def test_value_gradient_product__random_coefficients(store, policy, kernels, for
     close(problem.product(c), problem.whitening.T @ image)
 
 
-def test_minimiser(store, policy, kernels, form):
-    model = fit(store, policy, kernels, form)
-    oracle = literal(model, store, policy)
+def test_minimiser(fitted, oracle, form):
+    model = fitted[0]
     expected = oracle.minimiser(model.coefficients_.shape)
     close(model.coefficients_, expected)
     assert model.solution_.value == pytest.approx(oracle.value(expected), rel=1e-8)
     assert model.plan_.form == form
 
 
-def test_minimiser__differs_from_the_separated_one(store, policy, kernels):
-    separated = KEDRL(DISCOUNT, **exact_settings(store, kernels))
-    separated.fit(store, policy, executor=ThreadExecutor(2), progress="none")
-    paired = fit(store, policy, kernels, "contracted")
+def test_minimiser__differs_from_the_separated_one(ended, policy, kernels, cache):
+    separated = KEDRL(DISCOUNT, **exact_settings(ended, kernels))
+    separated.fit(ended, policy, executor=ThreadExecutor(2), cache=cache, progress="none")
+    paired = fit(ended, policy, kernels, "contracted", cache=cache)
     difference = np.linalg.norm(paired.coefficients_ - separated.coefficients_)
     assert difference > 0.01 * np.linalg.norm(separated.coefficients_)
 
 
-def test_minimiser__given_points_and_weights(store, policy, kernels, form):
+def test_minimiser__given_points_and_weights(ended, policy, kernels, form):
     points, weights = some_points()
-    model = fit(store, policy, kernels, form, conditioning=(points, weights), chunk_points=4)
-    oracle = literal(model, store, policy, points=points, weights=weights / weights.sum())
+    model = fit(ended, policy, kernels, form, conditioning=(points, weights), chunk_points=4)
+    oracle = literal(model, ended, policy, points=points, weights=weights / weights.sum())
     close(model.coefficients_, oracle.minimiser(model.coefficients_.shape))
 
 
-def test_minimiser__ratio(store, policy, kernels, form):
+def test_minimiser__ratio(ended, policy, kernels, form):
     options = ULSIF(n_centers=8, ridge=1e-2, clip=1.5)
-    model = fit(store, policy, kernels, form, continuation="ratio", ratio=options)
-    t = store.transitions()
+    model = fit(ended, policy, kernels, form, continuation="ratio", ratio=options)
+    t = ended.transitions()
     eta = model.ratio_(np.hstack([t.next_state, t.next_action]))
-    oracle = literal(model, store, policy, eta=eta)
+    oracle = literal(model, ended, policy, eta=eta)
     close(model.coefficients_, oracle.minimiser(model.coefficients_.shape))
 
 
-def test_bellman_risk__held_out_inputs(store, policy, kernels, form, tmp_path):
-    model = fit(store, policy, kernels, form)
+def test_bellman_risk__held_out_inputs(store, policy, fitted, tmp_path):
+    model = fitted[0]
     new = store.transitions().inputs[:4] + 0.3
     oracle = literal(model, store, policy, points=new)
     state, action = new[:, : store.state_dim], new[:, store.state_dim :]
@@ -133,78 +174,91 @@ def test_bellman_risk__held_out_inputs(store, policy, kernels, form, tmp_path):
     close(KEDRL.load(tmp_path / "model").bellman_risk(state, action), expected)
 
 
-def test_minimiser__negative_penalty(store, policy, kernels, form):
-    solver = LBFGS(tolerance=1e-10)
-    model = fit(store, policy, kernels, form, negative_penalty=0.5, solver=solver, chunk_points=3)
+def test_minimiser_and_batches__negative_penalty(store, policy, kernels, form, tmp_path):
+    """The minimiser's gradient is zero, and the mean over batches of anything's gradient is the gradient."""
+    settings = {"negative_penalty": 0.5, "solver": LBFGS(tolerance=1e-10), "chunk_points": 3}
+    with captured() as problems:
+        model = fit(store, policy, kernels, form, cache=tmp_path / "cache", **settings)
     oracle = literal(model, store, policy, negative=0.5)
     gradient = oracle.gradient(model.coefficients_)
     assert model.solution_.value == pytest.approx(oracle.value(model.coefficients_), rel=1e-8)
     assert np.linalg.norm(gradient) < 1e-6 * np.linalg.norm(oracle.gradient(0 * model.coefficients_))
     assert (model.coefficients_.T @ oracle.k.T).min() < 0
-
-
-def test_batch_gradient__mean_over_batches_is_the_gradient(store, policy, kernels, form, capture, tmp_path):
-    fit(store, policy, kernels, form, cache=tmp_path / "cache", negative_penalty=0.3, solver=LBFGS())
-    problem = capture[0]
+    problem = problems[0]
     c = np.random.default_rng(2).standard_normal(problem.shape)
     halves = np.array_split(np.arange(problem.n_points), 2)
     mean = sum(len(rows) / problem.n_points * problem.batch_gradient(rows, c) for rows in halves)
     close(mean, problem.value_and_gradient(c)[1])
 
 
-def test_adamw__approaches_the_minimiser(store, policy, kernels):
+def test_adamw__approaches_the_minimiser(ended, policy, kernels, cache):
     solver = AdamW(n_iterations=400, batch_size=8, learning_rate=0.05)
-    model = fit(store, policy, kernels, "contracted", solver=solver)
-    best = fit(store, policy, kernels, "contracted").solution_.value
+    model = fit(ended, policy, kernels, "contracted", cache=cache, solver=solver)
+    best = fit(ended, policy, kernels, "contracted", cache=cache).solution_.value
     assert best <= model.solution_.value < 1.5 * best
 
 
-def test_forms__agree_in_mixed_precision(tmp_path, policy, kernels):
-    """On more transitions than a batch holds, with landmarks that are not all inputs."""
-    data = make_episodes(n_episodes=150, length=31, n_terminated=40)
-    store = TransitionStore.from_arrays(tmp_path / "store", **data)
-    sizes = {"n_landmarks": 40, "n_basis": 20, "n_features": 24, "landmark_threshold": 1e-7}
-    sizes |= {"precision": "mixed", "solver": PCG(), "chunk_points": 500}
-    models = [fit(store, policy, kernels, form, **sizes) for form in FORMS]
-    double = fit(store, policy, kernels, "contracted", **(sizes | {"precision": "double"}))
-    for model in models:
+#: Landmarks that are not all inputs.
+SIZES = {
+    "n_landmarks": 24, "n_basis": 10, "n_features": 16, "landmark_threshold": 1e-7, "precision": "mixed",
+    "solver": PCG(), "n_conditioning": 400, "chunk_points": 150,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory):
+    """More transitions than a group of rows holds."""
+    data = make_episodes(n_episodes=75, length=31, n_terminated=20)
+    store = TransitionStore.from_arrays(tmp_path_factory.mktemp("larger") / "store", **data)
+    assert store.n_transitions > GROUP_ROWS
+    return store
+
+
+@pytest.fixture(scope="module")
+def mixed(larger, policy, kernels):
+    """A fit in each form, on one thread."""
+    return {form: fit(larger, policy, kernels, form, executor=ThreadExecutor(1), **SIZES) for form in FORMS}
+
+
+def test_forms__agree_in_mixed_precision(larger, mixed, policy, kernels):
+    double = fit(larger, policy, kernels, "contracted", **(SIZES | {"precision": "double"}))
+    for model in mixed.values():
         assert model.solution_.result.ok
         close(model.coefficients_, double.coefficients_, 1e-3)
-    close(models[0].coefficients_, models[1].coefficients_, 1e-3)
+    close(mixed["contracted"].coefficients_, mixed["matrix-free"].coefficients_, 1e-3)
 
 
-def test_results__do_not_depend_on_workers_or_links(tmp_path, policy, kernels, monkeypatch, form):
-    data = make_episodes(n_episodes=150, length=31, n_terminated=40)
-    store = TransitionStore.from_arrays(tmp_path / "store", **data)
-    sizes = {"n_landmarks": 30, "n_basis": 15, "n_features": 24, "landmark_threshold": 1e-7}
-    sizes |= {"precision": "mixed", "solver": PCG(tolerance=1e-6), "chunk_points": 500}
-    one = fit(store, policy, kernels, form, executor=ThreadExecutor(1), **sizes)
-    three = fit(store, policy, kernels, form, executor=ThreadExecutor(3), **sizes)
-    np.testing.assert_array_equal(three.coefficients_, one.coefficients_)
-    with local_cluster(2) as executor:
-        spread = fit(store, policy, kernels, form, executor=executor, **sizes)
-    np.testing.assert_array_equal(spread.coefficients_, one.coefficients_)
+@pytest.mark.slow
+def test_results__do_not_depend_on_workers_or_links(larger, mixed, policy, kernels, monkeypatch):
+    inputs = np.random.default_rng(0).standard_normal((20, 3))
+    with local_cluster(2) as workers:
+        spread = {form: fit(larger, policy, kernels, form, executor=workers, **SIZES) for form in FORMS}
+    for form, one in mixed.items():
+        found, expected = (m.embed(inputs[:, :2], inputs[:, 2:], at=one.grid_) for m in (spread[form], one))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
+        three = fit(larger, policy, kernels, form, executor=ThreadExecutor(3), **SIZES)
+        np.testing.assert_array_equal(three.coefficients_, one.coefficients_)
     monkeypatch.setattr("kedrl_dask.pairing.LINK_GROUPS", 1)
-    linked = fit(store, policy, kernels, form, executor=ThreadExecutor(2), **sizes)
-    close(linked.coefficients_, one.coefficients_, 1e-6)
+    for form, one in mixed.items():
+        linked = fit(larger, policy, kernels, form, executor=ThreadExecutor(2), **SIZES)
+        close(linked.coefficients_, one.coefficients_, 1e-6)
 
 
-def test_cache__second_discount_needs_no_contraction(store, policy, kernels, tmp_path, monkeypatch):
-    fit(store, policy, kernels, "contracted", cache=tmp_path / "cache")
+def test_cache__second_discount_needs_no_contraction(ended, policy, kernels, cache, monkeypatch):
+    first = fit(ended, policy, kernels, "contracted", cache=cache)
 
     def refuse(*arguments):
         raise AssertionError("contracted again")
 
     monkeypatch.setattr("kedrl_dask.pairing.contract_link", refuse)
-    again = fit(store, policy, kernels, "contracted", cache=tmp_path / "cache")
-    other = KEDRL(0.5, **(exact_settings(store, kernels) | {"construction": "paired"}))
+    other = KEDRL(0.5, **(exact_settings(ended, kernels) | {"construction": "paired"}))
     other.set_params(paired_form="contracted")
-    other.fit(store, policy, executor=ThreadExecutor(2), cache=tmp_path / "cache", progress="none")
-    assert np.linalg.norm(other.coefficients_ - again.coefficients_) > 1e-3
+    other.fit(ended, policy, executor=ThreadExecutor(2), cache=cache, progress="none")
+    assert np.linalg.norm(other.coefficients_ - first.coefficients_) > 1e-3
 
 
-def test_residency__stored_and_recomputed(store, policy, kernels, form, monkeypatch):
-    resident = fit(store, policy, kernels, form)
+def test_residency__stored_and_recomputed(store, policy, kernels, form, fitted, monkeypatch):
+    resident = fitted[0]
     assert resident.plan_.residency == "resident"
     elsewhere = "stored" if form == "contracted" else "recomputed"
 
