@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kedrl_dask import KEDRL, ULSIF, TransitionStore, policies
+from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore, policies
 from kedrl_dask.bootstrap import Draws
 from kedrl_dask.execute import ThreadExecutor
 from kedrl_dask.solvers import LBFGS
@@ -14,11 +14,36 @@ from tests.conftest import make_episodes
 from tests.test_against_dense import DISCOUNT, MASS, RIDGE_B, RIDGE_GAMMA, close, exact_settings, some_points
 
 
-@pytest.fixture(params=["truncated", "terminated"])
-def store(request, tmp_path):
-    n_terminated = 0 if request.param == "truncated" else 3
+@pytest.fixture(scope="module")
+def policy():
+    return policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return Matern(2.5, 1.5, 1.1), Matern(5.5, (1.2, 0.9), 0.85)
+
+
+def make_store(path, n_terminated):
     data = make_episodes(n_episodes=6, length=5, n_terminated=n_terminated)
-    return TransitionStore.from_arrays(tmp_path / "store", **data)
+    return TransitionStore.from_arrays(path, **data)
+
+
+@pytest.fixture(scope="module", params=["truncated", "terminated"])
+def any_store(request, tmp_path_factory):
+    """Where rows count for what is tested."""
+    return make_store(tmp_path_factory.mktemp("any") / "store", 0 if request.param == "truncated" else 3)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("data") / "store", 3)
+
+
+@pytest.fixture(scope="module")
+def model(store, policy, kernels):
+    """A fit that no test changes."""
+    return fitted(store, policy, kernels)
 
 
 def fitted(store, policy, kernels, **settings):
@@ -55,25 +80,25 @@ def exactly(monkeypatch):
     monkeypatch.setattr("kedrl_dask.bootstrap.TOLERANCE", 1e-13)
 
 
-def test_replicates__are_fits_of_the_resampled_episodes(store, policy, kernels, exactly):
-    model = fitted(store, policy, kernels)
-    found = bootstrap(model, store, policy, n_replicates=12)
-    assert found.counts.shape == (12, 6)
+def test_replicates__are_fits_of_the_resampled_episodes(any_store, policy, kernels, exactly):
+    model = fitted(any_store, policy, kernels)
+    found = bootstrap(model, any_store, policy, n_replicates=5)
+    assert found.counts.shape == (5, 6)
     assert (found.counts.sum(axis=1) == 6).all()
-    for counts, coefficients in list(zip(found.counts, found.coefficients, strict=True))[::4]:
-        close(coefficients, literal(model, store, policy, counts))
+    for counts, coefficients in list(zip(found.counts, found.coefficients, strict=True))[::2]:
+        close(coefficients, literal(model, any_store, policy, counts))
 
 
-def test_replicates__ratio(store, policy, kernels, exactly):
+def test_replicates__ratio(any_store, policy, kernels, exactly):
     """The density ratio is that of the fit, scaled to the mean of the episodes that were drawn."""
     options = ULSIF(n_centers=8, ridge=1e-2, clip=1.5)
-    model = fitted(store, policy, kernels, continuation="ratio", ratio=options)
-    found = bootstrap(model, store, policy, n_replicates=2)
-    t = store.transitions()
+    model = fitted(any_store, policy, kernels, continuation="ratio", ratio=options)
+    found = bootstrap(model, any_store, policy, n_replicates=2)
+    t = any_store.transitions()
     eta = model.ratio_(np.hstack([t.next_state, t.next_action]))
     drawn = found.counts[1][np.unique(t.episode, return_inverse=True)[1]] * ~t.terminal
     scaled = eta * drawn.sum() / (drawn @ eta)
-    close(found.coefficients[1], literal(model, store, policy, found.counts[1], scaled))
+    close(found.coefficients[1], literal(model, any_store, policy, found.counts[1], scaled))
 
 
 def test_bootstrap__needs_no_pass_where_the_fit_left_its_sums(store, policy, kernels, tmp_path, monkeypatch):
@@ -85,12 +110,11 @@ def test_bootstrap__needs_no_pass_where_the_fit_left_its_sums(store, policy, ker
     np.testing.assert_array_equal(again.coefficients, expected.coefficients)
 
 
-def test_apply__standard_errors_intervals_and_differences(store, policy, kernels):
-    model = fitted(store, policy, kernels)
+def test_apply__standard_errors_intervals_and_differences(model, store, policy, kernels):
     other_policy = policies.Gaussian(policy.weights, bias=0.5, scale=0.3)
     other = fitted(store, other_policy, kernels)
-    first = bootstrap(model, store, policy, n_replicates=20)
-    second = bootstrap(other, store, other_policy, n_replicates=20)
+    first = bootstrap(model, store, policy, n_replicates=8)
+    second = bootstrap(other, store, other_policy, n_replicates=8)
     inputs = np.zeros((2, 2)), np.zeros((2, 1))
 
     def embedding(fit):
@@ -98,23 +122,23 @@ def test_apply__standard_errors_intervals_and_differences(store, policy, kernels
 
     draws = first.apply(embedding)
     np.testing.assert_array_equal(draws.estimate, embedding(model))
-    assert draws.values.shape == (20, 2, 1)
+    assert draws.values.shape == (8, 2, 1)
     assert (draws.standard_error > 0).all()
     wide, narrow = draws.interval(0.99), draws.interval(0.5)
     assert (wide.low < narrow.low).all()
     assert (wide.high > narrow.high).all()
     difference = draws - second.apply(embedding)
     np.testing.assert_allclose(difference.values, draws.values - second.apply(embedding).values)
-    unlike = bootstrap(other, store, other_policy, n_replicates=20, random_state=1)
+    unlike = bootstrap(other, store, other_policy, n_replicates=8, random_state=1)
     with pytest.raises(ValueError, match="other draws of episodes"):
         draws - unlike.apply(embedding)
 
 
 def test_negative_penalty__replicates_too(store, policy, kernels):
-    model = fitted(store, policy, kernels, negative_penalty=0.5, solver=LBFGS())
-    found = bootstrap(model, store, policy, n_replicates=2)
+    penalised = fitted(store, policy, kernels, negative_penalty=0.5, solver=LBFGS())
+    found = bootstrap(penalised, store, policy, n_replicates=2)
     assert np.isfinite(found.coefficients).all()
-    assert np.abs(found.coefficients[0] - model.coefficients_).max() > 1e-6
+    assert np.abs(found.coefficients[0] - penalised.coefficients_).max() > 1e-6
 
 
 def test_interval__methods():
@@ -157,19 +181,16 @@ def test_standard_error__of_a_mean():
     assert np.mean(found) == pytest.approx(np.mean(expected), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"n_replicates": 1}, "n_replicates must be"), ({"n_replicates": 2.5}, "n_replicates must be")],
-)
-def test_bootstrap__refuses(store, policy, kernels, options, message):
-    with pytest.raises(ValueError, match=message):
-        bootstrap(fitted(store, policy, kernels), store, policy, **options)
+@pytest.mark.parametrize("n_replicates", [1, 2.5])
+def test_bootstrap__refuses(model, store, policy, n_replicates):
+    with pytest.raises(ValueError, match="n_replicates must be"):
+        bootstrap(model, store, policy, n_replicates=n_replicates)
 
 
-def test_bootstrap__refuses_other_data_paired_and_few_blocks(store, policy, kernels, tmp_path):
+def test_bootstrap__refuses_other_data_paired_and_few_blocks(model, store, policy, kernels, tmp_path):
     other = TransitionStore.from_arrays(tmp_path / "other", **make_episodes(6, 6))
     with pytest.raises(ValueError, match="does not hold the transitions"):
-        bootstrap(fitted(store, policy, kernels), other, policy)
+        bootstrap(model, other, policy)
     with pytest.raises(ValueError, match="separated"):
         bootstrap(fitted(store, policy, kernels, construction="paired"), store, policy)
     with pytest.raises(ValueError, match="too few to draw from"):

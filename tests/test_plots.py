@@ -22,8 +22,18 @@ from kedrl_dask.summaries import Summaries, thresholds
 from tests import dense
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
-SIZES = {"n_atoms": 20, "n_basis": 25, "n_landmarks": 30, "n_features": 32}
+SIZES = {"n_atoms": 20, "n_basis": 25, "n_landmarks": 30, "n_features": 32, "n_blocks": 4}
+SIZES["n_conditioning"] = 100
 STATE, ACTION = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _rough_truth():
+    """The truth to three digits: its values are tested elsewhere."""
+    embed = truth.ReturnLaw.embed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(truth.ReturnLaw, "embed", lambda self, at, kernel, _=0: embed(self, at, kernel, 2**8))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +173,8 @@ def laws_of_two(d=2, projected=None):
     return dataset.assign_attrs(interval=0.8, tail=0.2)
 
 
-def test_marginals__densities_with_bands(tmp_path):
-    dataset = laws_of_two()
+def test_marginals__densities_with_bands(two_laws, tmp_path):
+    dataset = two_laws
     panels = check_labels(plots.marginals(dataset, 2), tmp_path)
     assert [axes.get_xlabel() for axes in panels] == ["return 1", "return 2"]
     for c, axes in enumerate(panels):
@@ -201,8 +211,8 @@ def test_distribution_functions__lines_and_steps(tmp_path):
     assert low < -1 < 3 < high
 
 
-def test_policy_differences__values_and_intervals(tmp_path):
-    dataset = laws_of_two()
+def test_policy_differences__values_and_intervals(two_laws, tmp_path):
+    dataset = two_laws
     figure = plots.policy_differences(dataset, ("mean", "quantile"), inputs=[2, 0])
     panels = check_labels(figure, tmp_path)
     assert figure.get_suptitle() == "clk less rev, with 80% intervals"
@@ -218,6 +228,11 @@ def test_policy_differences__values_and_intervals(tmp_path):
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["2", "0"]
 
 
+@pytest.fixture(scope="module")
+def two_laws():
+    return laws_of_two()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -227,9 +242,9 @@ def test_policy_differences__values_and_intervals(tmp_path):
         (lambda found: plots.policy_differences(found.drop_dims("pair")), "compare at least two"),
     ],
 )
-def test_compared__refused(call, message):
+def test_compared__refused(two_laws, call, message):
     with pytest.raises(ValueError, match=message):
-        call(laws_of_two())
+        call(two_laws)
 
 
 def test_density_ratio__ratios_and_effective_sample_size(store, tmp_path):
