@@ -6,10 +6,10 @@ import argparse
 import ast
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -61,13 +61,11 @@ def test_start__imports_nothing_heavy(statement):
 
 
 def test_help__takes_no_time():
-    """Under a second on a quiet machine; this is no quiet machine."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        assert python("-m", "kedrl_dask", "--help").returncode == 0
-        times.append(time.perf_counter() - start)
-    assert min(times) < 15
+    """Half a second of the processor where it is slow; what else the machine does is no matter."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert python("-m", "kedrl_dask", "--help").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2
 
 
 def test_package__names_are_there_for_readers_and_type_checkers():
@@ -151,8 +149,12 @@ def test_doctor__says_what_it_found(tmp_path, capsys):
 
 
 def test_doctor__what_is_wrong_has_a_remedy_and_a_code(tmp_path, capsys, monkeypatch):
+    from kedrl_dask.execute import reach
+
+    reach_scheduler = reach.reach_scheduler
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kedrl_dask.doctor.requires", lambda _: ["numpy>=99.0", "nonesuch>=1.0"])
+        patch.setattr(reach, "reach_scheduler", lambda address, _: reach_scheduler(address, 0.5))
         assert main(["doctor", str(tmp_path), "--seconds", "0", "--scheduler", "tcp://127.0.0.1:9"]) == 8
     said = capsys.readouterr()
     assert "numpy>=99.0, found" in said.out

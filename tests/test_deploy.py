@@ -6,6 +6,7 @@ import gc
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -31,6 +32,7 @@ MANIFESTS = [
 ]
 
 
+@cache
 def schema_of(kind):
     """Schema of one of the operator's own kinds, as its installation has it; unknown keys are refused."""
     crds = files("dask_kubernetes") / "operator/deployment/helm/dask-kubernetes-operator/crds"
@@ -205,6 +207,7 @@ def test_script__bash_can_read(script):
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
 
 
+@pytest.mark.slow
 def test_local__the_readme_is_followed(tmp_path, monkeypatch):
     monkeypatch.setenv("KEDRL", str(PACKAGE.parent))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")

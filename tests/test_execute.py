@@ -145,18 +145,25 @@ def kill_own_worker_once(x, marker):
     return 10 * x
 
 
-@pytest.mark.filterwarnings("ignore")  # a dying worker makes its neighbours complain
-def test_distributed__lost_worker_is_recomputed(tmp_path):
+@pytest.fixture(scope="module")
+def mortal_cluster():
+    """A cluster whose workers die in tests, and are replaced."""
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
-        Client(cluster) as client,
+        Client(cluster, set_as_default=False) as client,
     ):
-        executor = DistributedExecutor(client)
-        held = executor.hold(slow_square, range(4), 0)
-        shared = executor.share(5)
-        assert executor.map(add, held, shared) == [5, 6, 9, 14]
-        assert executor.map(kill_own_worker_once, range(4), str(tmp_path / "marker")) == [0, 10, 20, 30]
-        assert executor.map(add, held, shared) == [5, 6, 9, 14]
+        yield client
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # a dying worker makes its neighbours complain
+def test_distributed__lost_worker_is_recomputed(mortal_cluster, tmp_path):
+    executor = DistributedExecutor(mortal_cluster)
+    held = executor.hold(slow_square, range(4), 0)
+    shared = executor.share(5)
+    assert executor.map(add, held, shared) == [5, 6, 9, 14]
+    assert executor.map(kill_own_worker_once, range(4), str(tmp_path / "marker")) == [0, 10, 20, 30]
+    assert executor.map(add, held, shared) == [5, 6, 9, 14]
 
 
 def kill_worker_at_two(x):
@@ -169,25 +176,26 @@ def total(x, group):
     return x
 
 
-def test_distributed__all_workers_are_lost_at_once():
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_distributed__all_workers_are_lost_at_once(mortal_cluster, monkeypatch):
     """What was given to them, though others may do it, must not wait for them for ever."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        executor = DistributedExecutor(client, patience=120)
-        handles = executor.hold(add, [1, 2, 3, 4], 10)
-        assert executor.map(add, handles, 1) == [12, 13, 14, 15]
-        before = set(client.nthreads())
-        for pid in client.run(os.getpid).values():
-            os.kill(pid, signal.SIGKILL)
-        while before & set(client.nthreads()):
-            time.sleep(0.05)
-        assert executor.map(add, handles, 1) == [12, 13, 14, 15]
-        assert executor.map(add, handles, 2) == [13, 14, 15, 16]
+    monkeypatch.setattr("kedrl_dask.execute.cluster.LOOK_EVERY", 0.2)
+    client = mortal_cluster
+    executor = DistributedExecutor(client, patience=120)
+    client.wait_for_workers(2)  # one that a test before ended may be on its way
+    handles = executor.hold(add, [1, 2, 3, 4], 10)
+    assert executor.map(add, handles, 1) == [12, 13, 14, 15]
+    before = set(client.nthreads())
+    for pid in client.run(os.getpid).values():
+        os.kill(pid, signal.SIGKILL)
+    while before & set(client.nthreads()):
+        time.sleep(0.05)
+    assert executor.map(add, handles, 1) == [12, 13, 14, 15]
+    assert executor.map(add, handles, 2) == [13, 14, 15, 16]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def strict_cluster():
     """A cluster that gives up on a task with the first worker that dies."""
     with (
@@ -198,6 +206,7 @@ def strict_cluster():
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_distributed__preempted_tasks_are_not_blamed(strict_cluster, tmp_path):
     """Dask gives up on what the dead worker had been given; by itself, each of these tasks succeeds."""
@@ -215,6 +224,7 @@ def first_of(x, group, _):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", ["map", "reduce"])
 def test_distributed__poisonous_task_is_named(strict_cluster, how):

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kedrl_dask import KEDRL, Matern, TransitionStore, policies
+from kedrl_dask import KEDRL, Matern, TransitionStore, checkpoints, policies
 from kedrl_dask import passes as passes_module
 from kedrl_dask.checkpoints import Checkpoints
 from kedrl_dask.execute import ThreadExecutor
@@ -47,9 +49,24 @@ KINDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A store that is left as it is."""
+    path = tmp_path_factory.mktemp("data") / "store"
+    return TransitionStore.from_arrays(path, **make_episodes(30, 9), chunk_rows=64)
+
+
 @pytest.fixture
-def store(tmp_path):
-    return TransitionStore.from_arrays(tmp_path / "store", **make_episodes(30, 9), chunk_rows=64)
+def store(data, tmp_path):
+    """A copy to do anything with."""
+    return TransitionStore.open(shutil.copytree(data.path, tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data):
+    """The fit of a kind without a run, which nothing interrupts."""
+    policy = policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+    return cache(lambda kind="separated": fit(data, policy, **KINDS[kind]))
 
 
 def fit(store, policy, run=None, discount=0.9, **parameters):
@@ -63,10 +80,10 @@ def events(run, name=None):
     return [line for line in lines if name in (None, line["event"])]
 
 
-def test_run__leaves_what_can_be_inspected(store, policy, tmp_path):
+def test_run__leaves_what_can_be_inspected(store, policy, undisturbed, tmp_path):
     run = tmp_path / "run"
     model = fit(store, policy, run)
-    np.testing.assert_array_equal(model.coefficients_, fit(store, policy).coefficients_)
+    np.testing.assert_array_equal(model.coefficients_, undisturbed().coefficients_)
     np.testing.assert_array_equal(KEDRL.load(run / "model").coefficients_, model.coefficients_)
     facts = json.loads((run / "run.json").read_text())
     assert facts["settings"]["n_atoms"] == 8
@@ -129,8 +146,10 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("kind", "name", "n"), MOMENTS)
-def test_resume__same_coefficients_wherever_it_was_interrupted(kind, name, n, store, policy, tmp_path):
-    run, expected = tmp_path / "run", fit(store, policy, **KINDS[kind])
+def test_resume__same_coefficients_wherever_it_was_interrupted(
+    kind, name, n, data, policy, undisturbed, tmp_path
+):
+    store, run, expected = data, tmp_path / "run", undisturbed(kind)
     module, _, function = name.rpartition(".")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(name, Interrupt(getattr(sys.modules[module], function), n))
@@ -223,6 +242,32 @@ def test_checkpoints__solver_goes_on_bit_by_bit(solver, problem, tmp_path):
         assert (found.result, found.n_products) == (expected.result, expected.n_products)
 
 
+def test_checkpoints__are_due_after_their_interval(tmp_path, monkeypatch):
+    """So much of the solver's work is lost at most; and writing them takes a fiftieth of the time at most."""
+    problem, last = InMemory(), []
+    keeper = SimpleNamespace(is_due=False, restore=lambda *_: None, keep=lambda *kept: last.append(kept))
+    PCG().solve(problem, keeper=keeper)
+    clock, write = [100.0], checkpoints.write_whole
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def slowly(*arguments, **options):
+        clock[0] += writing
+        write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoints, "write_whole", slowly)
+    for writing, interval in ((0.0, 10.0), (0.1, 10.0), (0.5, 25.0)):
+        keeper = Checkpoints(tmp_path / str(writing), 10.0, Notes())
+        clock[0] += 9.9
+        assert not keeper.is_due
+        clock[0] += 0.2
+        assert keeper.is_due
+        keeper.keep(*last[0])
+        clock[0] += interval - 0.1
+        assert not keeper.is_due
+        clock[0] += 0.2
+        assert keeper.is_due
+
+
 def test_checkpoints__other_coordinates_are_a_warm_start(tmp_path):
     """Eigenvectors of another machine differ in sign: the iterate counts, the rest of the state does not."""
     solver, keeper = PCG(), Checkpoints(tmp_path, 0.0, Notes())
@@ -257,18 +302,15 @@ def test_checkpoints__nothing_pickled(tmp_path):
             assert all(arrays[name].dtype != object for name in arrays.files)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_other_settings__refused_with_what_differs(data, policy, tmp_path):
+    fit(data, policy, tmp_path / "run")
+    for change, message in (
         ({"n_atoms": 9, "discount": 0.8}, "discount was 0.9, now 0.8; settings n_atoms was 8, now 9"),
         ({"return_kernel": Matern(5.5, 2.0)}, "settings return_kernel was .*1.0.*now .*2.0"),
         ({"solver": PCG(tolerance=1e-6)}, 'settings solver was "pcg", now .*1e-06'),
-    ],
-)
-def test_other_settings__refused_with_what_differs(change, message, store, policy, tmp_path):
-    fit(store, policy, tmp_path / "run")
-    with pytest.raises(ValueError, match=message):
-        fit(store, policy, tmp_path / "run", **change)
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit(data, policy, tmp_path / "run", **change)
 
 
 def test_other_policy_or_data__refused_with_what_differs(store, policy, tmp_path):
@@ -368,7 +410,7 @@ def test_changed_data__noticed_though_every_checksum_is_right(store, policy, tmp
         fit(store, policy, tmp_path / "run")
 
 
-def test_block_damaged_during_the_fit__is_made_again(store, policy, tmp_path, monkeypatch):
+def test_block_damaged_during_the_fit__is_made_again(store, policy, undisturbed, tmp_path, monkeypatch):
     from kedrl_dask.streaming import Streamed
 
     run, collect, damaged = tmp_path / "run", Streamed.collect, []
@@ -382,11 +424,10 @@ def test_block_damaged_during_the_fit__is_made_again(store, policy, tmp_path, mo
     monkeypatch.setattr(Streamed, "collect", damage_once)
     model = fit(store, policy, run)
     assert [event["file"] for event in events(run, "damaged")] == [str(damaged[0])]
-    monkeypatch.undo()
-    np.testing.assert_array_equal(model.coefficients_, fit(store, policy).coefficients_)
+    np.testing.assert_array_equal(model.coefficients_, undisturbed().coefficients_)
 
 
-def test_disk_full__stops_in_order_and_goes_on(store, policy, tmp_path, monkeypatch):
+def test_disk_full__stops_in_order_and_goes_on(store, policy, undisturbed, tmp_path, monkeypatch):
     run, write, left = tmp_path / "run", ArrayStore.write, [40]
 
     def fill(self, name, start, values):
@@ -400,62 +441,63 @@ def test_disk_full__stops_in_order_and_goes_on(store, policy, tmp_path, monkeypa
         fit(store, policy, run)
     assert events(run)[-1]["event"] == "stopped"
     monkeypatch.undo()
-    np.testing.assert_array_equal(fit(store, policy, run).coefficients_, fit(store, policy).coefficients_)
+    np.testing.assert_array_equal(fit(store, policy, run).coefficients_, undisturbed().coefficients_)
     assert [e["found"] for e in events(run, "blocks") if "inputs" in e["kinds"]][-1] > 0
 
 
-SLOW_FIT = """
+STOPPED_FIT = """
 import sys, time
-from kedrl_dask import KEDRL, policies, criterion
-from tests.test_runs import SIZES, KINDS
-from tests.conftest import *
-store, run, stage = sys.argv[1:]
-def slow(function):
-    def slowed(*arguments):
-        time.sleep(0.03)
-        return function(*arguments)
-    slowed.__name__ = function.__name__
-    return slowed
-if stage == "solver":
-    criterion.value_and_gradient = slow(criterion.value_and_gradient)
-else:
-    from kedrl_dask import streaming
-    streaming.write_block = slow(streaming.write_block)
+from pathlib import Path
+from kedrl_dask import KEDRL, criterion, policies, streaming
+from kedrl_dask.process import check_abandoned
+from tests.test_runs import KINDS, SIZES
+store, run, stage, n = sys.argv[1:]
+module, name = (criterion, "value_and_gradient") if stage == "solver" else (streaming, "write_block")
+function, calls = getattr(module, name), []
+def waiting(*arguments):
+    calls.append(1)
+    if len(calls) > int(n):
+        Path(run, "ready").touch()
+        while True:
+            time.sleep(0.01)
+            check_abandoned()
+    return function(*arguments)
+waiting.__name__ = function.__name__
+setattr(module, name, waiting)
 policy = policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
 KEDRL(0.9, **{**SIZES, **KINDS["lbfgs"]}).fit(store, policy, run=run, progress="none")
 """
 
 
-@pytest.mark.parametrize(("signal_", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-@pytest.mark.parametrize("stage", ["streaming pass", "solver"])
-def test_signal__checkpoints_at_once_and_ends(stage, signal_, code, store, policy, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "n", "signal_", "code"),
+    [("streaming pass", 4, signal.SIGTERM, 143), ("solver", 30, signal.SIGINT, -signal.SIGINT)],
+)
+def test_signal__checkpoints_at_once_and_ends(stage, n, signal_, code, data, undisturbed, tmp_path):
+    """The fit waits where the signal is to come, whatever the speed of the machine."""
     run = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_FIT, store.path, run, stage], stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", STOPPED_FIT, data.path, run, stage, str(n)], stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not ((run / "log.jsonl").exists() and any(e.get("stage") == stage for e in events(run))):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(0.6)
-    while stage == "streaming pass" and not any((run / "cache").glob("inputs-*/manifest/[0-9]*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal_)
-    start = time.monotonic()
-    assert process.wait(timeout=30) == code
-    assert time.monotonic() - start < 30
+    try:
+        while not (run / "ready").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal_)
+        assert process.wait(timeout=120) == code
+    finally:
+        process.kill()
     names = [event["event"] for event in events(run)]
     assert names[-1] == "stopped"
     if stage == "solver":
         assert names[-2] == "checkpoint"
+    (run / "ready").unlink()
     found = KEDRL.resume(run, progress="none")
-    np.testing.assert_allclose(
-        found.coefficients_, fit(store, policy, **KINDS["lbfgs"]).coefficients_, rtol=0, atol=1e-12
-    )
+    inputs, at = ([[0.0, 0.0], [0.5, -0.5]], [[0.0], [0.3]]), [[0.0, 0.0], [1.0, -1.0], [-0.5, 2.0]]
+    values = undisturbed("lbfgs").embed(*inputs, at)
+    np.testing.assert_allclose(found.embed(*inputs, at), values, rtol=0, atol=1e-8 * np.abs(values).max())
     if stage == "solver":
         assert events(run, "restored")
     else:
