@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from sklearn.base import clone
 
-from kedrl_dask import KEDRL, Matern, TransitionStore
+from kedrl_dask import KEDRL, Matern, TransitionStore, policies
 from kedrl_dask import settings as settings_module
 from kedrl_dask.conditioning import choose_conditioning
 from kedrl_dask.execute import ThreadExecutor
@@ -15,9 +17,10 @@ from kedrl_dask.solvers import AdamW
 from tests.conftest import make_episodes
 
 KERNEL = Matern(2.5, 2.0)
+# Fewer points than basis functions leave much to the ridge.
 SMALL = {
-    "n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "n_blocks": 4, "input_kernel": KERNEL,
-    "ridge_gamma": 1e-3, "ridge_b": 1e-3,  # fewer points than basis functions leave much to the ridge
+    "n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "n_blocks": 2, "input_kernel": KERNEL,
+    "return_kernel": Matern(5.5, 1.5), "ridge_gamma": 1e-3, "ridge_b": 1e-3,
 }  # fmt: skip
 POINTS = np.random.default_rng(5).standard_normal((7, 3))
 WEIGHTS = np.arange(1.0, 8.0)
@@ -36,11 +39,18 @@ def fit(store, policy, **given):
     return model.fit(store, policy, executor=ThreadExecutor(1), progress="none")
 
 
-@pytest.fixture
-def store(tmp_path):
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
     """240 transitions in five chunks, which do not end where episodes do."""
     data = make_episodes(n_episodes=30, length=9)
-    return TransitionStore.from_arrays(tmp_path / "store", **data, chunk_rows=64)
+    return TransitionStore.from_arrays(tmp_path_factory.mktemp("data") / "store", **data, chunk_rows=64)
+
+
+@pytest.fixture(scope="module")
+def fitted(store):
+    """A fit to points and weights that were given."""
+    policy = policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+    return fit(store, policy, conditioning=(POINTS, WEIGHTS))
 
 
 def store_of_inputs(path, inputs):
@@ -102,7 +112,7 @@ def test_n_clustered__five_for_each_point_within_bounds(n_points, n_transitions,
     assert chosen.n_clustered(n_transitions) == expected
 
 
-@pytest.mark.parametrize(("n_conditioning", "expected"), [(50, 50), (0.3, 72), ("all", 240), (None, 240)])
+@pytest.mark.parametrize(("n_conditioning", "expected"), [(0.3, 72), ("all", 240)])
 def test_fit__evaluates_that_many_points(store, policy, n_conditioning, expected):
     model = fit(store, policy, n_conditioning=n_conditioning)
     assert model.diagnostics_["sizes"]["conditioning"] == expected
@@ -240,8 +250,9 @@ class Frame:
         {"n_conditioning": np.int64(9)},
     ],
 )
-def test_save_and_load__same_choice(store, policy, tmp_path, given):
-    model = fit(store, policy, **given)
+def test_save_and_load__same_choice(fitted, store, tmp_path, given):
+    """Whatever was asked for, in whatever type; a model is saved with its settings."""
+    model = copy.copy(fitted).set_params(**({"conditioning": "random"} | given))
     model.save(tmp_path / "model")
     loaded = KEDRL.load(tmp_path / "model")
     chosen = [
@@ -249,15 +260,25 @@ def test_save_and_load__same_choice(store, policy, tmp_path, given):
     ]
     for before, after in zip(*chosen, strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    "given", [{"conditioning": Frame()}, {"conditioning": "kmeans", "n_conditioning": 0.1}]
+)
+def test_save_and_load__same_fit(store, policy, tmp_path, given):
+    model = fit(store, policy, **given)
+    model.save(tmp_path / "model")
     assert model.solution_.result.ok
+    loaded = KEDRL.load(tmp_path / "model")
     again = loaded.fit(store, policy, executor=ThreadExecutor(1), progress="none")
     np.testing.assert_array_equal(again.coefficients_, model.coefficients_)
 
 
-def test_clone__given_points(store, policy):
-    copy = clone(KEDRL(0.6, **SMALL, conditioning=(POINTS, WEIGHTS)))
-    assert fit(store, policy, conditioning=copy.conditioning).diagnostics_["sizes"]["conditioning"] == 7
-    assert "conditioning=" in repr(copy)
+def test_clone__given_points(fitted):
+    copied = clone(fitted)
+    assert fitted.diagnostics_["sizes"]["conditioning"] == 7
+    assert Settings(**copied.get_params(deep=False)).n_points(240) == 7
+    assert "conditioning=" in repr(copied)
 
 
 NOT_FINITE = POINTS.copy()

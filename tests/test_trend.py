@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import fields
 from io import StringIO
 
@@ -11,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 from rich.console import Console
 
-from kedrl_dask import KEDRL, Matern, TransitionStore, plots, report
+from kedrl_dask import KEDRL, Matern, TransitionStore, plots, policies, report
 from kedrl_dask.bootstrap import ExpectedWaves
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.points import evaluation_points
@@ -30,11 +31,27 @@ from tests.conftest import LOOPBACK, make_episodes
 from tests.test_against_dense import DISCOUNT, MASS, RIDGE_B, RIDGE_GAMMA, close, exact_settings, some_points
 
 
-@pytest.fixture(params=["truncated", "terminated"])
-def store(request, tmp_path):
+@pytest.fixture(scope="module")
+def policy():
+    return policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return Matern(2.5, 1.5, 1.1), Matern(5.5, (1.2, 0.9), 0.85)
+
+
+@pytest.fixture(scope="module", params=["truncated", "terminated"])
+def store(request, tmp_path_factory):
     n_terminated = 0 if request.param == "truncated" else 3
     data = make_episodes(n_episodes=6, length=5, n_terminated=n_terminated)
-    return TransitionStore.from_arrays(tmp_path / "store", **data)
+    return TransitionStore.from_arrays(tmp_path_factory.mktemp("data") / "store", **data)
+
+
+@pytest.fixture(scope="module")
+def models(store, policy, kernels):
+    """Fits with a ridge that was given, and with one that was chosen, for all who only ask them."""
+    return {ridge: fit(store, policy, kernels, ridge_gamma=ridge) for ridge in (RIDGE_GAMMA, "auto")}
 
 
 def fit(store, policy, kernels, **settings):
@@ -78,9 +95,9 @@ def literal_replicate(model, store, policy, points, weights, counts):
     )  # fmt: skip
 
 
-def test_reward_law__new_inputs(store, policy, kernels):
+def test_reward_law__new_inputs(store, models):
     """ρ and τ at inputs that no transition has, from N×N weights."""
-    model = fit(store, policy, kernels)
+    model = models[RIDGE_GAMMA]
     t, new = store.transitions(), some_points()[0]
     trend = dense.linear_trend(t.inputs, t.reward)
     law = dense.RewardLaw(model.input_kernel_, t.inputs, t.reward, trend, RIDGE_GAMMA)
@@ -95,8 +112,8 @@ def test_reward_law__new_inputs(store, policy, kernels):
 
 
 @pytest.mark.parametrize("ridge", [RIDGE_GAMMA, "auto"])
-def test_minimiser_and_risk__literal(store, policy, kernels, ridge):
-    model = fit(store, policy, kernels, ridge_gamma=ridge)
+def test_minimiser_and_risk__literal(store, policy, models, ridge):
+    model = models[ridge]
     assert (model.ridge_reward_ == model.ridge_gamma_) == (ridge != "auto")
     points, weights = some_points()
     oracle = literal(model, store, policy, points, weights)
@@ -113,11 +130,11 @@ def test_minimiser_and_risk__literal(store, policy, kernels, ridge):
 
 
 def test_replicates__are_fits_of_the_resampled_episodes_around_their_own_trend(
-    store, policy, kernels, monkeypatch
+    store, policy, models, monkeypatch
 ):
     monkeypatch.setattr("kedrl_dask.bootstrap.TOLERANCE", 1e-13)
-    model = fit(store, policy, kernels, ridge_gamma="auto")
-    found = model.bootstrap(store, policy, 8, executor=ThreadExecutor(2), progress="none")
+    model = models["auto"]
+    found = model.bootstrap(store, policy, 5, executor=ThreadExecutor(2), progress="none")
     for counts, coefficients in list(zip(found.counts, found.coefficients, strict=True))[::4]:
         oracle = literal_replicate(model, store, policy, *some_points(), counts)
         close(coefficients, oracle.minimiser(coefficients.shape))
@@ -127,7 +144,8 @@ def test_replicates__around_their_own_trend_up_to_one_over_n(tmp_path):
     """Sums of waves around a trend fitted again, against those of the transitions as they were drawn."""
     pair = simulation.PAIRS["uniform-gaussian"]
     store = simulation.write(tmp_path / "data", pair, 4_000, seed=1)
-    sizes = {"n_basis": 20, "n_landmarks": 80, "n_atoms": 20, "n_features": 32, "n_conditioning": 200}
+    sizes = {"n_basis": 20, "n_landmarks": 80, "n_atoms": 20, "n_features": 32, "n_conditioning": 100}
+    sizes |= {"n_blocks": 5, "input_kernel": Matern(5.5, 3.0), "return_kernel": Matern(5.5, 3.0)}
     model = KEDRL(0.7, reward_trend="linear", **sizes)
     model.fit(store, pair.target, executor=ThreadExecutor(2), progress="none")
     t, operators = store.transitions(), model.operators_
@@ -164,6 +182,7 @@ def test_trend__is_of_all_transitions(tmp_path, monkeypatch):
     monkeypatch.setattr("kedrl_dask.choices.TREND_ROWS", 300)
     store = simulation.write(tmp_path / "data", simulation.PAIRS["uniform-gaussian"], 1_000, seed=1)
     settings = {"n_basis": 20, "n_landmarks": 40, "n_atoms": 20, "n_features": 16, "reward_trend": "linear"}
+    settings |= {"input_kernel": Matern(5.5, 3.0), "ridge_gamma": 1e-3, "n_blocks": 3, "n_conditioning": 50}
     target = simulation.PAIRS["uniform-gaussian"].target
     model = KEDRL(0.7, **settings).fit(store, target, executor=ThreadExecutor(2), progress="none")
     t = store.transitions()
@@ -248,7 +267,7 @@ def test_auto__takes_the_trend_where_it_predicts_better(policy, tmp_path, chosen
     noise = 0.1 * np.random.default_rng(0).standard_normal(data["reward"].shape)
     data["reward"] = REWARDS[chosen](data["state"]) + noise
     store = TransitionStore.from_arrays(tmp_path / "store", **data)
-    kernels = {"input_kernel": Matern(5.5, 3.0), "return_kernel": Matern(5.5, 2.0)}
+    kernels = {"input_kernel": Matern(5.5, 3.0), "return_kernel": Matern(5.5, 2.0), "n_blocks": 3}
     model = small_fit(store, policy, reward_trend="auto", **kernels)
     tried = model.diagnostics_["tuning"]["reward_trend"]
     assert tried["accepted"] == (chosen == "linear")
@@ -266,61 +285,81 @@ def test_auto__one_episode(policy, tmp_path):
         small_fit(store, policy, reward_trend="auto", ridge_gamma=1e-3, input_kernel=Matern(5.5, 2.0))
 
 
-SMALL = {"n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "reward_trend": "linear"}
+SMALL = {
+    "n_atoms": 12, "n_basis": 10, "n_landmarks": 25, "n_features": 16, "reward_trend": "linear",
+    "input_kernel": Matern(5.5, 2.0), "n_blocks": 5,
+}  # fmt: skip
 
 
-def small_fit(store, policy, executor=None, **settings):
-    model = KEDRL(0.6, **({"n_blocks": 6} | SMALL | settings))
-    return model.fit(store, policy, executor=executor or ThreadExecutor(2), progress="none")
+def small_fit(store, policy, executor=None, cache=None, **settings):
+    model = KEDRL(0.6, **(SMALL | settings))
+    return model.fit(store, policy, executor=executor or ThreadExecutor(2), cache=cache, progress="none")
 
 
-@pytest.fixture
-def larger(tmp_path):
-    return TransitionStore.from_arrays(tmp_path / "larger", **make_episodes(30, 9, n_terminated=4))
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("trend")
 
 
+@pytest.fixture(scope="module")
+def larger(place):
+    return TransitionStore.from_arrays(place / "larger", **make_episodes(30, 9, n_terminated=4))
+
+
+@pytest.fixture(scope="module")
+def linear(larger, policy):
+    """A fit with a trend, for all who only ask it."""
+    return small_fit(larger, policy)
+
+
+@pytest.fixture(scope="module")
+def without(larger, policy, place):
+    """The same without a trend; its cache is kept."""
+    return small_fit(larger, policy, cache=place / "cache", reward_trend="none")
+
+
+@pytest.mark.slow
 def test_fit__chunks_and_executor_do_not_matter(larger, policy):
-    given = {"input_kernel": Matern(5.5, 2.0), "ridge_gamma": 1e-4, "precision": "double"}
-    given["solver"] = PCG(tolerance=1e-12)
+    given = {"ridge_gamma": 1e-4, "precision": "double", "solver": PCG(tolerance=1e-12)}
     n = larger.n_transitions
-    fits = [small_fit(larger, policy, n_blocks=k, chunk_points=-(-n // k), **given) for k in (1, 2, 5)]
-    for other in fits[1:]:
-        close(other.coefficients_, fits[0].coefficients_, 1e-9)
+    one, five = (small_fit(larger, policy, n_blocks=k, chunk_points=-(-n // k), **given) for k in (1, 5))
     with LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster, Client(cluster) as client:
-        elsewhere = small_fit(larger, policy, DistributedExecutor(client), n_blocks=5, **given)
-    at_home = small_fit(larger, policy, n_blocks=5, **given)
-    close(elsewhere.coefficients_, at_home.coefficients_, 1e-10)
+        executor = DistributedExecutor(client)
+        elsewhere = small_fit(larger, policy, executor, n_blocks=5, chunk_points=-(-n // 5), **given)
+    inputs = np.random.default_rng(0).standard_normal((20, 3))
+    first, second, third = (
+        model.embed(inputs[:, :2], inputs[:, 2:], at=one.grid_) for model in (one, five, elsewhere)
+    )
+    close(second, first, 1e-9)
+    close(third, second, 1e-10)
 
 
-def test_cache__only_what_the_trend_changes_is_made_again(larger, policy, tmp_path):
-    cache, given = tmp_path / "cache", SMALL | {"n_blocks": 6}
-    KEDRL(0.6, **given | {"reward_trend": "none"}).fit(larger, policy, cache=cache, progress="none")
+def test_cache__only_what_the_trend_changes_is_made_again(larger, policy, linear, without, place, tmp_path):
+    cache = shutil.copytree(place / "cache", tmp_path / "cache")
     before = {path.name for path in cache.iterdir()}
-    warm = KEDRL(0.6, **given).fit(larger, policy, cache=cache, progress="none")
+    warm = small_fit(larger, policy, cache=cache)
     new = {path.name.rpartition("-")[0] for path in cache.iterdir() if path.name not in before}
     assert new == {"rewards", "conditioning", "conditioning-policy"}
-    np.testing.assert_array_equal(warm.coefficients_, small_fit(larger, policy).coefficients_)
+    np.testing.assert_array_equal(warm.coefficients_, linear.coefficients_)
 
 
-def test_save_and_load__same_answers(larger, policy, tmp_path):
-    model = small_fit(larger, policy)
-    model.save(tmp_path / "model")
+def test_save_and_load__same_answers(larger, policy, linear, tmp_path):
+    linear.save(tmp_path / "model")
     loaded = KEDRL.load(tmp_path / "model")
     inputs = np.random.default_rng(0).standard_normal((5, 2)), np.zeros((5, 1))
-    np.testing.assert_array_equal(loaded.bellman_risk(*inputs), model.bellman_risk(*inputs))
-    np.testing.assert_array_equal(loaded.operators(*inputs).H, model.operators(*inputs).H)
-    assert loaded.get_params() == model.get_params()
-    assert (loaded.ridge_gamma_, loaded.ridge_reward_) == (model.ridge_gamma_, model.ridge_reward_)
-    assert model.ridge_gamma_ != model.ridge_reward_
+    np.testing.assert_array_equal(loaded.bellman_risk(*inputs), linear.bellman_risk(*inputs))
+    np.testing.assert_array_equal(loaded.operators(*inputs).H, linear.operators(*inputs).H)
+    assert loaded.get_params() == linear.get_params()
+    assert (loaded.ridge_gamma_, loaded.ridge_reward_) == (linear.ridge_gamma_, linear.ridge_reward_)
+    assert linear.ridge_gamma_ != linear.ridge_reward_
     again, first = (
-        m.bootstrap(larger, policy, 2, executor=ThreadExecutor(2), progress="none") for m in (loaded, model)
+        m.bootstrap(larger, policy, 2, executor=ThreadExecutor(2), progress="none") for m in (loaded, linear)
     )
     np.testing.assert_array_equal(again.coefficients, first.coefficients)
 
 
-def test_load__model_saved_before_there_was_a_trend(larger, policy, tmp_path):
-    model = small_fit(larger, policy, reward_trend="none")
-    model.save(tmp_path / "model")
+def test_load__model_saved_before_there_was_a_trend(without, tmp_path):
+    without.save(tmp_path / "model")
     metadata = tmp_path / "model" / "zarr.json"
     content = json.loads(metadata.read_text())
     del content["attributes"]["ridge_reward"], content["attributes"]["parameters"]["reward_trend"]
@@ -328,14 +367,14 @@ def test_load__model_saved_before_there_was_a_trend(larger, policy, tmp_path):
         del content["attributes"]["diagnostics"][name]
     metadata.write_text(json.dumps(content))
     loaded = KEDRL.load(tmp_path / "model")
-    assert (loaded.reward_trend, loaded.ridge_reward_) == ("none", model.ridge_gamma_)
+    assert (loaded.reward_trend, loaded.ridge_reward_) == ("none", without.ridge_gamma_)
     inputs = np.zeros((2, 2)), np.ones((2, 1))
-    np.testing.assert_array_equal(loaded.bellman_risk(*inputs), model.bellman_risk(*inputs))
+    np.testing.assert_array_equal(loaded.bellman_risk(*inputs), without.bellman_risk(*inputs))
     report.render(loaded, console=Console(file=StringIO()))
 
 
-def test_diagnostics__report_and_plot_show_the_trend(larger, policy):
-    model = small_fit(larger, policy)
+def test_diagnostics__report_and_plot_show_the_trend(larger, linear, without):
+    model = linear
     t = larger.transitions()
     design = np.column_stack([t.inputs, np.ones(len(t))])
     left = t.reward - design @ np.linalg.lstsq(design, t.reward, rcond=None)[0]
@@ -348,7 +387,7 @@ def test_diagnostics__report_and_plot_show_the_trend(larger, policy):
     assert f"{model.ridge_reward_:.3g} (automatic)" in out.getvalue()
     titles = [axes.get_title() for axes in plots.tuning(model).axes]
     assert "λ of the reward's residual, all transitions" in titles
-    assert small_fit(larger, policy, reward_trend="none").diagnostics_["reward_trend"] is None
+    assert without.diagnostics_["reward_trend"] is None
 
 
 @pytest.mark.parametrize("precision", ["mixed", "double"])
@@ -395,10 +434,9 @@ def test_fit__refuses(larger, policy, settings, message):
         small_fit(larger, policy, **settings)
 
 
-def test_operators__exact_ones_are_refused_after_the_fit(larger, policy):
-    model = small_fit(larger, policy)
+def test_operators__exact_ones_are_refused_after_the_fit(larger, linear):
     with pytest.raises(ValueError, match="fit with reward_trend='none'"):
-        model.operators(np.zeros((1, 2)), np.zeros((1, 1)), exact=True, store=larger)
+        linear.operators(np.zeros((1, 2)), np.zeros((1, 1)), exact=True, store=larger)
 
 
 def test_profile__automatic_settings_try_a_trend():
@@ -417,6 +455,7 @@ def errors_of_both(path, seed, at, expected, system=simulation.PAPER_SYSTEM):
     # One length for both: short enough for the reward's law to be noisy without a trend.
     given = {"input_kernel": Matern(5.5, 3.0), "return_kernel": PAIR.settings.kernel, "random_state": seed}
     given |= {"n_atoms": 40, "n_basis": 60, "n_landmarks": 100, "n_features": 64, "n_conditioning": 1_000}
+    given["n_blocks"] = 5
     found = []
     for trend in ("none", "linear"):
         model = KEDRL(simulation.DISCOUNT, reward_trend=trend, **given)
@@ -425,6 +464,7 @@ def errors_of_both(path, seed, at, expected, system=simulation.PAPER_SYSTEM):
     return found
 
 
+@pytest.mark.slow
 def test_error__linear_reward(tmp_path):
     """The paper's system, whose reward is linear with noise that does not depend on x."""
     law = truth.return_law(*POINTS, PAIR.target)
@@ -444,6 +484,7 @@ class Nonlinear(LinearGaussianSystem):
         return np.sin(2 * state[:, :3]) + np.cos(3 * action[:, :1]) + noise, following
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, reason="a trend that does not fit costs accuracy: 1.30 times the error here")
 def test_error__nonlinear_reward_and_noise_that_depends_on_the_state(tmp_path):
     """Where the trend does not fit, it should do little harm; it does some."""
