@@ -310,9 +310,10 @@ def test_module__ctrl_c(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(demo.__file__).parents[1])}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     try:
-        while not (tmp_path / "fitting").exists() and process.poll() is None:
+        while not (tmp_path / "fitting").exists():
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
-        assert (output / demo.PARTIAL / "data").exists(), process.stderr.read()
+        assert (output / demo.PARTIAL / "data").exists()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     finally:

@@ -11,9 +11,10 @@ from kedrl_dask.cli import main
 from tests.conftest import make_episodes
 
 
-@pytest.fixture
-def store(tmp_path):
-    return str(TransitionStore.from_arrays(tmp_path / "store", **make_episodes(30, 9)).path)
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "store"
+    return str(TransitionStore.from_arrays(path, **make_episodes(30, 9)).path)
 
 
 def test_plan__table(store, capsys):

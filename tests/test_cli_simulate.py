@@ -113,7 +113,7 @@ def test_simulate__system_by_name(name, tmp_path):
 def test_simulate__system_of_the_paper_unless_told(tmp_path):
     prints = set()
     for i, options in enumerate([(), *(("--system", name) for name in SYSTEMS)]):
-        assert simulate(tmp_path / str(i), *options) == 0
+        assert simulate(tmp_path / str(i), *options, "--steps", 9) == 0
         prints.add(TransitionStore.open(tmp_path / str(i)).fingerprint)
         assert len(prints) == max(i, 1)
 
@@ -289,17 +289,35 @@ def test_simulate__what_appears_meanwhile_is_kept(tmp_path, capsys, monkeypatch)
     assert len(list(tmp_path.iterdir())) == 1
 
 
+#: ``python -m kedrl_dask`` that never ends the second block, however slow the machine and small its disk.
+ENDLESS = """
+import runpy, time
+from kedrl_dask.datasets import simulation
+
+step, done = simulation.LinearGaussianSystem.step, []
+
+def endless(self, *arguments):
+    done.append(1)
+    if len(done) == 160:
+        time.sleep(600)
+    return step(self, *arguments)
+
+simulation.LinearGaussianSystem.step = endless
+runpy.run_module("kedrl_dask", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_module__ctrl_c(tmp_path):
-    """The real thing: a signal while chunks are being written, one line, no traceback, nothing left."""
+    """The real thing: a signal when chunks have been written, one line, no traceback, nothing left."""
     path = tmp_path / "new" / "store"
-    command = [sys.executable, "-m", "kedrl_dask", "simulate", str(path), "--transitions", "100000000"]
+    command = [sys.executable, "-c", ENDLESS, "simulate", str(path), "--transitions", "55000"]
     environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("new/.store-*/new/state/c/*")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
     try:
+        while not list(tmp_path.glob("new/.store-*/new/state/c/*")):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     finally:
         process.kill()

@@ -50,7 +50,7 @@ def sound(tmp_path_factory):
     base = tmp_path_factory.mktemp("sound")
     store = TransitionStore.from_arrays(base / "store", **make_episodes(n_terminated=3), chunk_rows=32)
     model = KEDRL(
-        0.9, n_atoms=4, n_basis=5, n_landmarks=6, n_features=8, ridge_gamma=1e-3,
+        0.9, n_atoms=4, n_basis=5, n_landmarks=6, n_features=8, n_blocks=2, ridge_gamma=1e-3,
         input_kernel=Matern(2.5, 1.5), return_kernel=Matern(2.5, 1.5),
     )  # fmt: skip
     model.fit(store, policies.Gaussian([0.1, 0.2]), progress="none").save(base / "model")
@@ -144,7 +144,7 @@ def places(value, trail=()):
 
 @pytest.mark.parametrize("kind", USES)
 @given(data=st.data())
-@settings(parent=QUICK, max_examples=50)
+@settings(parent=QUICK, max_examples=30)
 def test_load__any_place_of_the_metadata_replaced(sound, tmp_path, kind, data):
     path = damaged(sound, kind, tmp_path)
     file = path / "zarr.json"

@@ -72,14 +72,19 @@ def test_package__nothing_but_the_executor_can_run_what_it_reads():
     assert {p.name for p in SOURCES if "subprocess" in set(imports(p))} == {"queues.py", "doctor.py"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_package__calls_nothing_that_runs_text(path):
-    for name, options in calls(path):
-        assert name not in CALLS, f"{path}: {name}"
-        if name == "import_module":
-            assert options == {"0": IMPORTED[str(path.relative_to(PACKAGE))]}
-        assert options.get("shell", "False") == "False", f"{path}: shell"
-        assert options.get("allow_pickle", "False") == "False", f"{path}: allow_pickle"
+def test_package__calls_nothing_that_runs_text():
+    offenders = []
+    for path in SOURCES:
+        place = str(path.relative_to(PACKAGE))
+        for name, options in calls(path):
+            if (
+                name in CALLS
+                or (name == "import_module" and options != {"0": IMPORTED.get(place)})
+                or options.get("shell", "False") != "False"
+                or options.get("allow_pickle", "False") != "False"
+            ):
+                offenders.append(f"{place}: {name} {options}")
+    assert not offenders
 
 
 def test_numba__keeps_machine_code_with_the_package_or_the_user():
@@ -210,11 +215,11 @@ def test_certificates__given_ones_are_used_even_on_loopback(certificates):
         assert executor.map(abs, [-3]) == [3]
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o666])
-def test_certificates__a_key_that_others_read_is_refused(certificates, mode):
-    certificates[2].chmod(mode)
-    with pytest.raises(PermissionError, match=f"has mode {mode:04o}.*chmod 600"):
-        Certificates(*certificates)
+def test_certificates__a_key_that_others_read_is_refused(certificates):
+    for mode in (0o640, 0o604, 0o644, 0o660, 0o666):
+        certificates[2].chmod(mode)
+        with pytest.raises(PermissionError, match=f"has mode {mode:04o}.*chmod 600"):
+            Certificates(*certificates)
 
 
 FOUND, CLEAN = [{"id": "CVE-1"}], []

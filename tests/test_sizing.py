@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from kedrl_dask.spectral import frequencies, waves
 from tests.conftest import make_episodes
 
 AUTO = dict.fromkeys(sizing.MOST, "auto")
+FEW = {"n_blocks": 4, "n_conditioning": 60}
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(900, 2))
 KERNEL = Matern(2.5, 1.0, 1.3)
@@ -89,13 +92,14 @@ def test_choose_atoms__more_for_more_transitions():
     assert sizing.choose_atoms(kernel, returns[:9], returns, reward, 0.7, 10**9).size <= 9
 
 
-@pytest.fixture
-def store(tmp_path):
-    return TransitionStore.from_arrays(tmp_path / "store", **make_episodes(n_episodes=30, length=9))
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sizing") / "store"
+    return TransitionStore.from_arrays(path, **make_episodes(n_episodes=30, length=9))
 
 
 def test_fit__automatic_sizes_are_used_recorded_and_planned_for(store, policy, tmp_path):
-    model = KEDRL(0.6, **AUTO).fit(store, policy, progress="none", cache=tmp_path / "cache")
+    model = KEDRL(0.6, **AUTO, **FEW).fit(store, policy, progress="none", cache=tmp_path / "cache")
     tuning, sizes = model.diagnostics_["tuning"], model.diagnostics_["sizes"]
     assert {"input_kernel", "ridge_gamma", *AUTO} == set(tuning)
     assert sizes["atoms"] == tuning["n_atoms"]["size"] == model.plan_.sizes.n_atoms
@@ -103,10 +107,10 @@ def test_fit__automatic_sizes_are_used_recorded_and_planned_for(store, policy, t
     # Points that the others explain are left out.
     assert sizes["landmarks"] <= tuning["n_landmarks"]["size"] == model.plan_.sizes.n_landmarks
     assert len(model.basis_) <= tuning["n_basis"]["size"] == model.plan_.sizes.n_basis
-    again = KEDRL(0.6, **AUTO).fit(store, policy, progress="none", cache=tmp_path / "cache")
+    again = KEDRL(0.6, **AUTO, **FEW).fit(store, policy, progress="none", cache=tmp_path / "cache")
     np.testing.assert_array_equal(again.coefficients_, model.coefficients_)
     given = {name: tuning[name]["size"] for name in AUTO}
-    same = KEDRL(0.6, **given).fit(store, policy, progress="none")
+    same = KEDRL(0.6, **given, **FEW).fit(store, policy, progress="none")
     np.testing.assert_array_equal(same.coefficients_, model.coefficients_)
     assert not set(AUTO) & set(same.diagnostics_["tuning"])
 
@@ -119,14 +123,14 @@ def test_plan__automatic_sizes_are_planned_at_their_largest(store):
 
 def test_fit__given_grid_leaves_no_atoms_to_choose(store, policy):
     grid = RNG.normal(size=(15, 2))
-    model = KEDRL(0.6, grid=grid, n_atoms="auto", n_basis=10, n_landmarks=20, n_features=16)
+    sizes = {"n_atoms": "auto", "n_basis": 10, "n_landmarks": 20, "n_features": 16}
+    model = KEDRL(0.6, grid=grid, input_kernel=Matern(2.5, 1.5), **sizes, **FEW)
     model.fit(store, policy, progress="none")
     assert "n_atoms" not in model.diagnostics_["tuning"]
     np.testing.assert_array_equal(model.grid_, grid)
 
 
-@pytest.mark.parametrize("name", sizing.MOST)
-@pytest.mark.parametrize("value", ["large", 0, 2.5, True])
-def test_fit__bad_size(store, policy, name, value):
-    with pytest.raises(ValueError, match=f"{name} must be 'auto' or an integer ≥ 1, got {value!r}"):
-        KEDRL(0.6, **{name: value}).fit(store, policy, progress="none")
+def test_fit__bad_size(store, policy):
+    for name, value in product(sizing.MOST, ["large", 0, 2.5, True]):
+        with pytest.raises(ValueError, match=f"{name} must be 'auto' or an integer ≥ 1, got {value!r}"):
+            KEDRL(0.6, **{name: value}).fit(store, policy, progress="none")
