@@ -119,7 +119,7 @@ def test_paired_construction__is_what_separation_asks_for(model):
 
 def test_solver__out_of_budget(store):
     with pytest.warns(NumericalWarning, match="the fit is not the minimiser"):
-        model = fit(store, solver=PCG(max_iterations=2))
+        model = fit(store, n_blocks=2, solver=PCG(max_iterations=2))
     with pytest.raises(Refused, match=r"solver: the fit is not the minimiser.*iteration budget"):
         model.embedding(STATE, ACTION)
 
@@ -242,7 +242,7 @@ def test_state_law__random_actions_are_the_same_each_time(model):
 
 
 def test_mmd__two_policies_two_inputs_and_initial_states(model, store):
-    other = fit(store, OTHER)
+    other = fit(store, OTHER, n_blocks=3)
     mine, yours = model.embedding(STATE, ACTION), other.embedding(STATE, ACTION)
     literal = [
         dense.mmd(model.return_kernel_, a, model.grid_, b, other.grid_)
@@ -257,7 +257,7 @@ def test_mmd__two_policies_two_inputs_and_initial_states(model, store):
     expected = dense.mmd(kernel, mine.coefficients[0], model.grid_, mine.coefficients[1], model.grid_)
     elsewhere = model.embedding(STATE[1:2], ACTION[1:2])
     np.testing.assert_allclose(model.embedding(STATE[:1], ACTION[:1]).mmd(elsewhere), expected, rtol=1e-8)
-    unlike = fit(store, OTHER, return_kernel=Matern(5.5, 2.0)).embedding(STATE, ACTION)
+    unlike = fit(store, OTHER, n_blocks=3, return_kernel=Matern(5.5, 2.0)).embedding(STATE, ACTION)
     with pytest.raises(ValueError, match="fit both with one return_kernel"):
         mine.mmd(unlike)
 
@@ -303,8 +303,9 @@ def test_dataset__laws_on_other_atoms_are_refused(model, store):
 def test_bias__explains_what_smoothing_does_to_a_tail_probability(tmp_path):
     """On the simulation study, where the truth is known: a wide step is off by about the bias reported."""
     pair = simulation.PAIRS["uniform-gaussian"]
-    store = simulation.write(tmp_path / "store", pair, 3_000, seed=2)
-    sizes = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 100, "n_features": 64, "n_conditioning": 400}
+    store = simulation.write(tmp_path / "store", pair, 2_000, seed=2)
+    sizes = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 100, "n_features": 64, "n_conditioning": 200}
+    sizes |= {"n_blocks": 4, "ridge_gamma": 1e-3}
     kernel = Matern(5.5, (4.5, 4.5, 4.5, 4.5, 4.5, 4.5))
     model = KEDRL(0.7, input_kernel=kernel, **sizes)
     model.fit(store, pair.target, executor=ThreadExecutor(1), progress="none")

@@ -140,6 +140,7 @@ def test_run__summary(finished):
     assert outcome.did_its_work
 
 
+@pytest.mark.slow
 def test_run__same_seed_same_numbers(finished, tmp_path):
     again = demo.run(tmp_path / "again", draw=False, **SIZES)
     assert numbers(again.summary) == numbers(finished[0].summary)
@@ -153,6 +154,7 @@ def test_run__workers_give_the_same_numbers(finished, tmp_path):
     np.testing.assert_allclose(rmse, expected, rtol=0, atol=1e-8 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_run__paper_profile(tmp_path):
     adamw = AdamW(n_iterations=60, batch_size=50)
     few = {"ratio": ULSIF(20, ridge=1e-3, clip=5.0), "solver": adamw}
@@ -266,6 +268,7 @@ def test_demo__interrupted_leaves_nothing(stage, small, tmp_path, capsys, monkey
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_demo__overwrite_replaces_a_demo(small, tmp_path, monkeypatch):
     """One that was killed, and a complete one unless the new one is interrupted."""
     output, whole = tmp_path / "out", {"data", "model", "report.html", "summary.json"}
@@ -303,6 +306,7 @@ runpy.run_module("kedrl_dask", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 def test_module__ctrl_c(tmp_path):
     """The real thing: a signal to the process, one line, no traceback, nothing left."""
     output = tmp_path / "out"

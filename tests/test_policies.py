@@ -174,7 +174,7 @@ def test_log_density__is_that_of_the_state_dependent_gaussian():
 def test_log_density__of_two_actions_integrates_to_one(family):
     policy = two_dimensional(family)
     edge = 60.0 if family is Logistic else 12.0
-    axis = np.linspace(-edge, edge, 1201)
+    axis = np.linspace(-edge, edge, 601)
     grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
     density = np.exp(policy.log_density(np.repeat(STATE[:1], len(grid), axis=0), grid))
     assert density.sum() * (axis[1] - axis[0]) ** 2 == pytest.approx(1.0, abs=0.03)
@@ -417,17 +417,20 @@ def test_regressor__refuses_what_defines_no_policy(make, message):
 
 def test_fit__with_a_regressor_is_that_with_its_numbers(small_store, kernels):
     fixed = {"input_kernel": kernels[0], "return_kernel": kernels[1], "ridge_gamma": 1e-3}
-    sizes = {"n_atoms": 8, "n_basis": 8, "n_landmarks": 10, "n_features": 16}
+    sizes = {"n_atoms": 8, "n_basis": 8, "n_landmarks": 10, "n_features": 16, "n_blocks": 2}
     state = small_store.transitions().inputs[:, :2]
     estimator = LinearRegression().fit(state, state @ [0.2, -0.1] + 0.1)
     found, wanted = (
-        KEDRL(0.9, **fixed, **sizes).fit(small_store, policy, progress="none").coefficients_
+        KEDRL(0.9, **fixed, **sizes).fit(small_store, policy, progress="none")
         for policy in (
             policies.Regressor(estimator, scale=0.3),
             policies.Gaussian([0.2, -0.1], bias=0.1, scale=0.3),
         )
     )
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-8)
+    np.testing.assert_array_equal(found.grid_, wanted.grid_)
+    asked = {"state": state[:5], "action": np.zeros((5, 1)), "at": wanted.grid_}
+    values = wanted.embed(**asked)
+    np.testing.assert_allclose(found.embed(**asked), values, rtol=0, atol=1e-8 * np.abs(values).max())
 
 
 def test_rehearsal__reports_actions_beside_the_logged_ones(small_store):
@@ -447,7 +450,8 @@ def test_rehearsal__reports_actions_beside_the_logged_ones(small_store):
 def test_fit__warns_of_a_policy_far_from_the_data(small_store, kernels):
     far = policies.Gaussian([0.0, 0.0], bias=small_store.statistics["action"]["max"][0] + 0.5, scale=0.1)
     model = KEDRL(
-        0.9, input_kernel=kernels[0], return_kernel=kernels[1], n_atoms=8, n_basis=8, n_landmarks=10
-    )
+        0.9, input_kernel=kernels[0], return_kernel=kernels[1], n_atoms=8, n_basis=8, n_landmarks=10,
+        n_features=16, n_blocks=2, ridge_gamma=1e-3,
+    )  # fmt: skip
     with pytest.warns(PolicyWarning, match="lie outside the range of the logged action 0"):
         model.fit(small_store, far, progress="none")

@@ -150,6 +150,7 @@ def test_save__comes_back_the_same(tmp_path, kernels):
         KEDRL.load(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_fit__automatic_settings_find_the_law(tmp_path):
     """Few pairs of a strong signal: nearer to the truth than the law of all responses together."""
     store = simulation.write(tmp_path / "data", PAIR, 1_960, seed=3)

@@ -232,9 +232,9 @@ FLAGS = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def browser(tmp_path):
-    """A headless Chromium of its own, with what it logs and requests."""
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    """A headless Chromium of its own."""
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     need("browser", program and driver, "install chromium and chromium-driver")
@@ -243,12 +243,22 @@ def browser(tmp_path):
 
     options = webdriver.ChromeOptions()
     options.binary_location = program
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser') / 'profile'}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     opened = webdriver.Chrome(options=options, service=Service(driver))
     yield opened
     opened.quit()
+
+
+@pytest.fixture
+def browser(chromium):
+    """A window as a new one is, with what it logs and requests from now on."""
+    chromium.get("about:blank")
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    for kind in ("browser", "performance"):
+        chromium.get_log(kind)  # what was logged before
+    return chromium
 
 
 def visit(browser, page):

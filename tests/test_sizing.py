@@ -98,6 +98,7 @@ def store(tmp_path_factory):
     return TransitionStore.from_arrays(path, **make_episodes(n_episodes=30, length=9))
 
 
+@pytest.mark.slow
 def test_fit__automatic_sizes_are_used_recorded_and_planned_for(store, policy, tmp_path):
     model = KEDRL(0.6, **AUTO, **FEW).fit(store, policy, progress="none", cache=tmp_path / "cache")
     tuning, sizes = model.diagnostics_["tuning"], model.diagnostics_["sizes"]

@@ -177,7 +177,7 @@ def test_names_and_times__are_numbered_in_their_order(tmp_path, frame, expected,
         assert_episodes_numbered(TransitionStore.from_table(tmp_path / f"{number}", path, **given), expected)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), n_files=st.integers(1, 4))
 def test_order_of_rows__does_not_matter(tmp_path_factory, seed, n_files):
     folder = tmp_path_factory.mktemp("order")
@@ -305,10 +305,12 @@ FIT = {
     "n_landmarks": 20,
     "n_features": 32,
     "precision": "double",
+    "n_blocks": 4,
+    "n_conditioning": 100,
 }
 
 
-def linear_table(seed=0, n_episodes=60, length=8):
+def linear_table(seed=0, n_episodes=40, length=6):
     """A table in units far from one."""
     rng = np.random.default_rng(seed)
     rows, scale, centre = [], np.array([40.0, 0.02]), np.array([500.0, -3.0])
