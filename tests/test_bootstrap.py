@@ -113,8 +113,8 @@ def test_bootstrap__needs_no_pass_where_the_fit_left_its_sums(store, policy, ker
 def test_apply__standard_errors_intervals_and_differences(model, store, policy, kernels):
     other_policy = policies.Gaussian(policy.weights, bias=0.5, scale=0.3)
     other = fitted(store, other_policy, kernels)
-    first = bootstrap(model, store, policy, n_replicates=8)
-    second = bootstrap(other, store, other_policy, n_replicates=8)
+    first = bootstrap(model, store, policy, n_replicates=5)
+    second = bootstrap(other, store, other_policy, n_replicates=5)
     inputs = np.zeros((2, 2)), np.zeros((2, 1))
 
     def embedding(fit):
@@ -122,14 +122,14 @@ def test_apply__standard_errors_intervals_and_differences(model, store, policy, 
 
     draws = first.apply(embedding)
     np.testing.assert_array_equal(draws.estimate, embedding(model))
-    assert draws.values.shape == (8, 2, 1)
+    assert draws.values.shape == (5, 2, 1)
     assert (draws.standard_error > 0).all()
     wide, narrow = draws.interval(0.99), draws.interval(0.5)
     assert (wide.low < narrow.low).all()
     assert (wide.high > narrow.high).all()
     difference = draws - second.apply(embedding)
     np.testing.assert_allclose(difference.values, draws.values - second.apply(embedding).values)
-    unlike = bootstrap(other, store, other_policy, n_replicates=8, random_state=1)
+    unlike = bootstrap(other, store, other_policy, n_replicates=5, random_state=1)
     with pytest.raises(ValueError, match="other draws of episodes"):
         draws - unlike.apply(embedding)
 
