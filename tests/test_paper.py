@@ -17,8 +17,16 @@ def mean_error(model, pair, name="rmse"):
     return float(truth.embedding_errors(model.embed(state, action, at=at), exact)[name].mean())
 
 
-# Every behaviour and every target policy once.
-@pytest.mark.parametrize("name", ["gaussian-uniform", "logistic-gaussian", "uniform-logistic"])
+# Every behaviour and every target policy once; one pair always.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "uniform-logistic",
+        pytest.param("gaussian-uniform", marks=pytest.mark.extended),
+        pytest.param("logistic-gaussian", marks=pytest.mark.extended),
+    ],
+)
 def test_pcg__converges(name, tmp_path):
     """At most 25 products to 1e-8 at the automatic settings, 100 at λ_B = 1e-10.
 
@@ -37,6 +45,7 @@ def test_pcg__converges(name, tmp_path):
         assert mean_error(model, pair) < 0.009
 
 
+@pytest.mark.slow
 def test_uniform_gaussian__automatic_settings(tmp_path):
     """Mean RMSE over the ten points of tab:test_target_points_UG; the paper reports 0.0255."""
     pair = simulation.PAIRS["uniform-gaussian"]
@@ -48,6 +57,7 @@ def test_uniform_gaussian__automatic_settings(tmp_path):
     assert model.diagnostics_["held_out"]["bellman_risk"] < 0.0116  # tab:metric_summary_across_points
 
 
+@pytest.mark.slow
 def test_uniform_gaussian__ratio_with_the_papers_settings(tmp_path):
     """The paper's estimator runs; AdamW in a short budget stays above the exact minimum."""
     pair = simulation.PAIRS["uniform-gaussian"]

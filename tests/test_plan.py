@@ -220,7 +220,9 @@ def test_model_plan__measures_and_does_not_fit(tmp_path):
 def test_fit__over_budget_is_refused_before_work(tmp_path, policy):
     store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(30, 9))
     with pytest.raises(PlanError, match="raise memory"):
-        KEDRL(0.6, n_features=10**6).fit(store, policy, memory="1 GiB", progress="none")
+        KEDRL(0.6, n_features=10**6).fit(
+            store, policy, executor=ThreadExecutor(2), memory="1 GiB", progress="none"
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
@@ -241,17 +243,30 @@ print(json.dumps([model.plan_.memory, peak_memory()]))
 """
 
 
+SMALLER = {"n_transitions": 20_000, "n_conditioning": 2_000}
+CONTRACTED = {"construction": "paired", "paired_form": "contracted", "n_features": 32}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"n_features": 1024, "n_basis": 400, "n_landmarks": 700},
-        {"continuation": "ratio", "precision": "double", "n_features": 512},
-        {"operators": "exact", "n_transitions": 300, "n_atoms": 80},
-        {"construction": "paired", "paired_form": "contracted", "n_features": 32},
-        {"construction": "paired", "paired_form": "matrix-free", "n_features": 64},
+        pytest.param(SMALLER, id="default"),
+        pytest.param(
+            CONTRACTED | {"n_transitions": 20_000, "n_landmarks": 150, "n_basis": 100}, id="contracted"
+        ),
+        *(
+            pytest.param(settings, id=name, marks=pytest.mark.extended)
+            for name, settings in {
+                "default-full": {},
+                "large": {"n_features": 1024, "n_basis": 400, "n_landmarks": 700},
+                "ratio": {"continuation": "ratio", "precision": "double", "n_features": 512},
+                "exact": {"operators": "exact", "n_transitions": 300, "n_atoms": 80},
+                "contracted-full": CONTRACTED,
+                "matrix-free": {"construction": "paired", "paired_form": "matrix-free", "n_features": 64},
+            }.items()
+        ),
     ],
-    ids=["default", "large", "ratio", "exact", "contracted", "matrix-free"],
 )
 def test_measured_memory__within_the_projected(settings, tmp_path):
     """A fit in a process of its own; and the plan is no wild guess."""
