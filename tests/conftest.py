@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from kedrl_dask import Matern, TransitionStore, policies
-from kedrl_dask.execute import ThreadExecutor
+from kedrl_dask.engine.execute.threads import ThreadExecutor
 
 # Tests are small: BLAS threads would only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -89,7 +89,7 @@ def cells_one_by_one():
     are restored by one thread for another, and a warning that the package ignores becomes an error.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kedrl_dask.study.runner.default_executor", lambda: ThreadExecutor(1))
+        patch.setattr("kedrl_dask.studies.runner.default_executor", lambda: ThreadExecutor(1))
         yield
 
 

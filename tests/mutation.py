@@ -40,16 +40,13 @@ PACKAGE = "kedrl_dask"
 #: Which modules are changed: patterns for the end of a path, so that a module may move to another folder.
 MODULES = (
     # Mathematics
-    "criterion", "paired", "nystrom", "kernels", "spectral", "ratio", "tuning", "recovery", "simplex",
-    "mixtures", "summaries", "functionals", "grid", "design", "operators", "precondition", "solvers/*",
-    "policies", "noise", "trend", "separation", "bootstrap", "sums", "evaluation",
+    "numerics/*/*", "estimator/*", "estimator/fit/regression", "estimator/fitted/predict",
     # Storage and execution
-    "store/*", "files", "cache", "checkpoints", "transitions", "writer", "episodes", "prefix", "foreign",
-    "locking", "passes", "chunks", "objective", "division", "plan", "execute/base", "threads", "cluster",
-    "runs", "persist",
+    "engine/storage/*", "engine/data/*", "engine/execute/*", "engine/plan/partition", "engine/passes/*",
+    "estimator/run", "estimator/fitted/persistence",
 )  # fmt: skip
 #: Folders of the package that are left out, whatever their modules are called.
-LEFT_OUT = {"cli", "datasets", "plots", "reporting", "study"}
+LEFT_OUT = {"cli", "datasets", "plots", "report", "studies"}
 OPERATORS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
     ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,

@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 
 from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore, policies
-from kedrl_dask.conditioning import choose_conditioning
-from kedrl_dask.criterion import Penalties, bellman_residual, operators, product, value_and_gradient
-from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.objective import BellmanObjective
-from kedrl_dask.settings import Settings
-from kedrl_dask.solvers import LBFGS, PCG, AdamW
-from kedrl_dask.spectral import as_complex
+from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.engine.passes.separated_objective import BellmanObjective
+from kedrl_dask.estimator.fit.conditioning import choose_conditioning
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.numerics.criterion.separated import (
+    Penalties,
+    bellman_residual,
+    operators,
+    product,
+    value_and_gradient,
+)
+from kedrl_dask.numerics.kernels.spectral import as_complex
+from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW
 from tests import dense
 from tests.conftest import make_episodes
 
@@ -172,7 +178,7 @@ def test_minimiser__given_points_without_weights(weighted, ended, policy, kernel
     assert np.abs(weighted.coefficients_ - model.coefficients_).max() > 1e-3
 
 
-@pytest.mark.filterwarnings("ignore:coefficients sum to:kedrl_dask.numerics.NumericalWarning")
+@pytest.mark.filterwarnings("ignore:coefficients sum to:kedrl_dask.utils.exceptions.NumericalWarning")
 def test_minimiser__one_point(ended, policy, kernels):
     points, _ = some_points()
     model = fit(ended, policy, kernels, conditioning=(points[:1], [3.0]))
@@ -206,11 +212,11 @@ def capture(monkeypatch):
             self.arguments = arguments
             captured.append(self)
 
-    monkeypatch.setattr("kedrl_dask.separating.BellmanObjective", Captured)
+    monkeypatch.setattr("kedrl_dask.estimator.fit.separated.BellmanObjective", Captured)
     return captured
 
 
-@pytest.mark.filterwarnings("ignore:coefficients sum to:kedrl_dask.numerics.NumericalWarning")
+@pytest.mark.filterwarnings("ignore:coefficients sum to:kedrl_dask.utils.exceptions.NumericalWarning")
 def test_batch_gradient__mean_over_batches_is_the_gradient(store, policy, kernels, capture):
     """With weights that are not equal, and batches of unequal total weight."""
     points, weights = some_points()

@@ -21,17 +21,18 @@ import zarr
 from pyarrow import parquet as pa_parquet
 
 from kedrl_dask import KEDRL, Matern, TransitionStore, compare, functionals, policies
-from kedrl_dask.checks import has_control_characters
 from kedrl_dask.cli import main
-from kedrl_dask.encoding import Encoding, StateColumn
-from kedrl_dask.execute import Certificates, parse_memory
-from kedrl_dask.foreign import unpacked_bytes
-from kedrl_dask.gate import CODES
-from kedrl_dask.ratio import ULSIF
-from kedrl_dask.recovery import recover_law
-from kedrl_dask.reference import ConditionalEmbedding
-from kedrl_dask.solvers import PCG, AdamW
-from kedrl_dask.store import StoreError
+from kedrl_dask.engine.data.encoding import Encoding, StateColumn
+from kedrl_dask.engine.execute.default import parse_memory
+from kedrl_dask.engine.execute.tls import Certificates
+from kedrl_dask.engine.storage.directories import StoreError
+from kedrl_dask.engine.storage.untrusted import unpacked_bytes
+from kedrl_dask.estimator.conditional_embedding import ConditionalEmbedding
+from kedrl_dask.estimator.fitted.findings import CODES
+from kedrl_dask.numerics.laws.recovery import recover_law
+from kedrl_dask.numerics.regression.density_ratio import ULSIF
+from kedrl_dask.numerics.solvers import PCG, AdamW
+from kedrl_dask.utils.checks import has_control_characters
 from tests.conftest import make_episodes
 
 GOOD = make_episodes()
@@ -312,8 +313,8 @@ SETTINGS = {
 }
 
 POLICIES = {
-    "no policy": (policy(lambda state: state), "policy must be one of kedrl_dask.policies"),
-    "a class": (policy(policies.Gaussian), "policy must be one of kedrl_dask.policies"),
+    "no policy": (policy(lambda state: state), "policy must be one of kedrl_dask.numerics.policies.families"),
+    "a class": (policy(policies.Gaussian), "policy must be one of kedrl_dask.numerics.policies.families"),
     "other state": (policy(policies.Gaussian(np.zeros((3, 1)))), r"state has shape .*expected \(n, 3\)"),
     "other action": (
         policy(policies.Gaussian(np.zeros((2, 2)))),

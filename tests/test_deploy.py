@@ -15,10 +15,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from kedrl_dask.config import load_config
-from kedrl_dask.execute import KINDS, open_cluster
-from kedrl_dask.process import Stopped
-from kedrl_dask.scheduling import load_schedule
+from kedrl_dask.engine.clusters.descriptions import KINDS
+from kedrl_dask.engine.clusters.opening import open_cluster
+from kedrl_dask.service.config import load_config
+from kedrl_dask.service.schedule import load_schedule
+from kedrl_dask.utils.process import Stopped
 from tests.test_architecture import PACKAGE
 
 DEPLOY = PACKAGE.parent / "deploy"

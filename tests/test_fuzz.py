@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kedrl_dask import KEDRL, Matern, TransitionStore, policies
-from kedrl_dask.checks import has_control_characters, printable, shown
-from kedrl_dask.foreign import checked_path, unpacked_bytes
-from kedrl_dask.settings import Settings
-from kedrl_dask.store import ArrayStore
+from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.untrusted import checked_path, unpacked_bytes
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.utils.checks import has_control_characters, printable, shown
 from tests.conftest import make_episodes
 
 QUICK = settings(

@@ -43,7 +43,7 @@ def run(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_progress__bars_come_to_their_end_in_a_notebook(run):
     lines = [
-        "from kedrl_dask.progress import Reporter",
+        "from kedrl_dask.utils.progress import Reporter",
         'with Reporter().stage("streaming pass", 3) as advance:',
     ]
     cell = nbformat.v4.new_code_cell("\n".join([*lines, "    advance(3)"]))

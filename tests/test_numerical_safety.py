@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from kedrl_dask import KEDRL, Matern, TransitionStore, policies
-from kedrl_dask.fitting import check_policy
-from kedrl_dask.gate import CODES
-from kedrl_dask.mixtures import Mixture
-from kedrl_dask.numerics import FitWarning, NumericalError, NumericalWarning, require_finite
-from kedrl_dask.recovery import recover_law
-from kedrl_dask.solvers import PCG
-from kedrl_dask.spectral import frequencies, waves
-from kedrl_dask.transitions import DataError, DataWarning
-from kedrl_dask.tuning import standard_deviations
+from kedrl_dask.engine.data.transition_store import DataError, DataWarning
+from kedrl_dask.estimator.fit.pipeline import check_policy
+from kedrl_dask.estimator.fitted.findings import CODES
+from kedrl_dask.numerics.kernels.spectral import frequencies, waves
+from kedrl_dask.numerics.laws.mixture import Mixture
+from kedrl_dask.numerics.laws.recovery import recover_law
+from kedrl_dask.numerics.regression.cross_validation import standard_deviations
+from kedrl_dask.numerics.solvers import PCG
+from kedrl_dask.utils.exceptions import FitWarning, NumericalError, NumericalWarning, require_finite
 from tests.conftest import make_episodes
 
 ROWS = make_episodes(n_episodes=10, length=8)
@@ -255,7 +255,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::kedrl_dask.transitions.DataWarning")
+@pytest.mark.filterwarnings("ignore::kedrl_dask.engine.data.transition_store.DataWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_fit__refused(tmp_path, name):
     rows, settings, policy, error, message = REFUSED[name]

@@ -6,7 +6,7 @@ import pytest
 
 from kedrl_dask import KEDRL, ULSIF
 from kedrl_dask.datasets import simulation, truth
-from kedrl_dask.solvers import AdamW
+from kedrl_dask.numerics.solvers import AdamW
 
 
 def mean_error(model, pair, name="rmse"):

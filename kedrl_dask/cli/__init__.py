@@ -8,18 +8,10 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from kedrl_dask._version import __version__
-from kedrl_dask.checks import printable
-from kedrl_dask.cli.common import (
-    BAD_INPUT,
-    EXIT_CODES,
-    INTERRUPTED,
-    STOPPED,
-    TERMINATED,
-    Parser,
-    log_lines,
-)
-from kedrl_dask.cli.verbs import VERBS
-from kedrl_dask.process import Stopped, Terminated, terminable
+from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, STOPPED, TERMINATED, Parser, log_lines
+from kedrl_dask.cli.verb_names import VERBS
+from kedrl_dask.utils.checks import printable
+from kedrl_dask.utils.process import Stopped, Terminated, terminable
 
 __all__ = ["main", "make_parser"]
 
@@ -80,7 +72,7 @@ def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
     added = parser.add_subparsers(dest="verb", metavar="verb")
     for name, summary in VERBS.items():
         if name in verbs:
-            import_module(f"kedrl_dask.cli.{name}").add(added)
+            import_module(f"kedrl_dask.cli.verbs.{name}").add(added)
         else:
             added.add_parser(name, help=summary)
     return parser

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from kedrl_dask.checks import MOST_SEED, printable, shown
-from kedrl_dask.cli.verbs import VERBS
-from kedrl_dask.foreign import checked_path
+from kedrl_dask.cli.verb_names import VERBS
+from kedrl_dask.engine.storage.untrusted import checked_path
+from kedrl_dask.utils.checks import MOST_SEED, printable, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +111,7 @@ def add_verb(
     verbs : Verbs
         The verbs so far.
     name : str
-        A key of :data:`kedrl_dask.cli.verbs.VERBS`.
+        A key of :data:`kedrl_dask.cli.verb_names.VERBS`.
     run : callable
         Runs the verb with the parsed options, of which ``output`` is where it writes, if it does, and
         returns the exit code.

@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from kedrl_dask.cli.common import number
-from kedrl_dask.execute import KINDS, PATIENCE, parse_cluster
+from kedrl_dask.engine.clusters.descriptions import KINDS, parse_cluster
+from kedrl_dask.engine.execute.dask_client import PATIENCE
 
 __all__ = ["CLUSTER", "MEMORY", "PATIENTLY"]
 

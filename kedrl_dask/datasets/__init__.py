@@ -1,1 +1,4 @@
-"""Datasets with a known truth, and adapters to public ones."""
+"""Datasets with a known truth, and adapters to public ones.
+
+Imports ``engine``, ``numerics`` and the reference estimator.
+"""

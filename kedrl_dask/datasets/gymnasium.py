@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kedrl_dask.checks import as_numbers, check_count, check_share, shown
-from kedrl_dask.policies import Policy
-from kedrl_dask.progress import Reporter
-from kedrl_dask.store import PathLike, appearing
-from kedrl_dask.transitions import TransitionStore
-from kedrl_dask.validation import DataError
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.data.validation import DataError
+from kedrl_dask.engine.storage.directories import PathLike, appearing
+from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.utils.checks import as_numbers, check_count, check_share, shown
+from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["collect", "make", "monte_carlo"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kedrl_dask.checks import shown
-from kedrl_dask.progress import Reporter
-from kedrl_dask.store import PathLike, appearing
-from kedrl_dask.transitions import TransitionStore
-from kedrl_dask.validation import DataError
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.data.validation import DataError
+from kedrl_dask.engine.storage.directories import PathLike, appearing
+from kedrl_dask.utils.checks import shown
+from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["from_minari"]
 

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.datasets.systems import PAPER_SYSTEM, SYSTEMS, LinearGaussianSystem, System, TerminatingSystem
-from kedrl_dask.foreign import require_space
-from kedrl_dask.kernels import Matern
-from kedrl_dask.policies import Gaussian, LocationScale, Logistic, Policy, Uniform
-from kedrl_dask.transitions import TransitionStore
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.storage.untrusted import require_space
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.policies.families import Gaussian, LocationScale, Logistic, Policy, Uniform
 
 __all__ = [
     "DISCOUNT",

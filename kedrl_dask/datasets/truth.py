@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from kedrl_dask.datasets.simulation import DISCOUNT
 from kedrl_dask.datasets.systems import PAPER_SYSTEM, LinearGaussianSystem, System, covariance_root
-from kedrl_dask.kernels import Matern
-from kedrl_dask.noise import Noise
-from kedrl_dask.policies import LocationScale, Policy
-from kedrl_dask.spectral import frequencies as spectral_frequencies
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.spectral import frequencies as spectral_frequencies
+from kedrl_dask.numerics.policies.families import LocationScale, Policy
+from kedrl_dask.numerics.policies.noise import Noise
 
 __all__ = [
     "MonteCarloEmbedding",

@@ -1,12 +1,15 @@
-"""Figures of fits, laws and comparisons. Each function returns a Matplotlib figure, without global state."""
+"""Figures of fits, laws and comparisons. Each function returns a Matplotlib figure, without global state.
 
-from kedrl_dask.plots.compared import distribution_functions, marginals, policy_differences
+Imports ``estimator`` and ``comparison``.
+"""
+
+from kedrl_dask.plots.comparison import distribution_functions, marginals, policy_differences
+from kedrl_dask.plots.density_ratio import density_ratio
 from kedrl_dask.plots.embeddings import embedding_contours, embedding_surface
 from kedrl_dask.plots.fit import coefficient_mass, convergence, embedding_curves, grid_coverage
 from kedrl_dask.plots.kernels import matern_kernels
 from kedrl_dask.plots.laws import recovered_marginals
-from kedrl_dask.plots.ratios import density_ratio
-from kedrl_dask.plots.tuned import tuning
+from kedrl_dask.plots.tuning import tuning
 
 __all__ = [
     "coefficient_mass",

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kedrl_dask.datasets.truth import ReturnLaw
-from kedrl_dask.model import KEDRL
+from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import ORANGE, Figure
 
 __all__ = ["embedding_contours", "embedding_surface"]

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from matplotlib.colors import LogNorm
 from matplotlib.lines import Line2D
 
-from kedrl_dask.model import KEDRL
+from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.numerics.solvers import PCG, AdamW, by_name
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
-from kedrl_dask.solvers import PCG, AdamW, by_name
 
 __all__ = ["coefficient_mass", "convergence", "embedding_curves", "grid_coverage"]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.lines import Line2D
 
-from kedrl_dask.kernels import Matern
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.theory import feature_quotient, lipschitz_constant
 from kedrl_dask.plots.style import COLOURS, DASHES, GREY, Figure
-from kedrl_dask.theory import feature_quotient, lipschitz_constant
 
 __all__ = ["matern_kernels"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.lines import Line2D
 
+from kedrl_dask.numerics.laws.recovery import Recovered
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
-from kedrl_dask.recovery import Recovered
 
 __all__ = ["recovered_marginals"]
 

@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from kedrl_dask import KEDRL, criterion, separating
-from kedrl_dask.criterion import ReturnSpace
+from kedrl_dask import KEDRL
 from kedrl_dask.datasets import simulation
-from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.objective import BellmanObjective
-from kedrl_dask.solvers import PCG, AdamW
-from kedrl_dask.spectral import waves
+from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.engine.passes.separated_objective import BellmanObjective
+from kedrl_dask.estimator.fit import separated as separating
+from kedrl_dask.numerics.criterion import separated
+from kedrl_dask.numerics.criterion.separated import ReturnSpace
+from kedrl_dask.numerics.kernels.spectral import waves
+from kedrl_dask.numerics.solvers import PCG, AdamW
 from tests.memory import peak_memory
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
@@ -119,7 +121,7 @@ def dense(store):
     m = len(model.grid_)
     h, g = np.empty((2, n, m, m), np.float32)
     for rows in np.array_split(np.arange(n), 60):
-        h[rows], g[rows] = criterion.operators(space, rho[rows])
+        h[rows], g[rows] = separated.operators(space, rho[rows])
     clocked = Clocked(PCG(tolerance=1e-5))
     clocked.start = start
     clocked.solve(DenseProblem(basis(t.inputs), phi, h, g, space, like))

@@ -10,11 +10,11 @@ import argparse
 
 import numpy as np
 
-from kedrl_dask.criterion import ReturnSpace, operators
-from kedrl_dask.exact import RewardShifts
-from kedrl_dask.kernels import Matern
-from kedrl_dask.nystrom import NystromFeatures, solve_ridge
-from kedrl_dask.spectral import METHODS, frequencies, waves
+from kedrl_dask.numerics.criterion.separated import ReturnSpace, operators
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
+from kedrl_dask.numerics.kernels.spectral import METHODS, frequencies, waves
+from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 KERNEL, DISCOUNT = Matern(5.5, 1.25, 0.85), 0.7

@@ -16,7 +16,8 @@ import numpy as np
 
 from kedrl_dask import KEDRL, TransitionStore
 from kedrl_dask.datasets import simulation
-from kedrl_dask.execute import ThreadExecutor, local_cluster
+from kedrl_dask.engine.clusters.local import local_cluster
+from kedrl_dask.engine.execute.threads import ThreadExecutor
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 STEPS = 50

@@ -20,14 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from kedrl_dask import KEDRL, Matern, pairing
+from kedrl_dask import KEDRL, Matern
 from kedrl_dask.datasets import simulation
-from kedrl_dask.paired_objective import PairedObjective
-from kedrl_dask.separation import SeparationWarning
-from kedrl_dask.solvers import PCG
-from kedrl_dask.spectral import waves
-from tests import dense, test_separation
+from kedrl_dask.engine.passes.paired_objective import PairedObjective
+from kedrl_dask.estimator.fit import paired
+from kedrl_dask.numerics.criterion.separation_test import SeparationWarning
+from kedrl_dask.numerics.kernels.spectral import waves
+from kedrl_dask.numerics.solvers import PCG
+from tests import dense
 from tests.memory import peak_memory
+from tests.numerics.criterion import test_separation
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 SIZES = {"n_basis": 150, "n_atoms": 100, "n_landmarks": 300, "n_features": 128, "n_conditioning": 10_000}
@@ -126,7 +128,7 @@ def against_literal(folder):
             super().__init__(*arguments)
             captured.append(self)
 
-    pairing.PairedObjective = Captured
+    paired.PairedObjective = Captured
     kernel = Matern(2.5, 4.0)
     model = KEDRL(
         simulation.DISCOUNT, input_kernel=kernel, return_kernel=PAIR.settings.kernel, construction="paired",

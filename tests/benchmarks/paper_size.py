@@ -12,7 +12,8 @@ from pathlib import Path
 
 from kedrl_dask import KEDRL
 from kedrl_dask.datasets import simulation
-from kedrl_dask.execute import ThreadExecutor, local_cluster
+from kedrl_dask.engine.clusters.local import local_cluster
+from kedrl_dask.engine.execute.threads import ThreadExecutor
 from tests.benchmarks.scale import PeakMemory
 from tests.memory import peak_memory
 

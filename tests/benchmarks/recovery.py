@@ -20,8 +20,8 @@ import numpy as np
 
 from kedrl_dask import KEDRL
 from kedrl_dask.datasets import simulation, truth
-from kedrl_dask.datasets.marginals import CentredMarginal
-from kedrl_dask.summaries import LEVELS, TAIL, summarise
+from kedrl_dask.datasets.true_marginals import CentredMarginal
+from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL, summarise
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 STATE, ACTION = simulation.TEST_POINTS_UNIFORM_GAUSSIAN

@@ -17,9 +17,9 @@ import numpy as np
 from kedrl_dask import KEDRL, ConditionalEmbedding
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.returns import write_returns
-from kedrl_dask.design import choose_points
-from kedrl_dask.nystrom import NystromFeatures, solve_ridge
-from kedrl_dask.spectral import frequencies, waves
+from kedrl_dask.numerics.design.points import choose_points
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
+from kedrl_dask.numerics.kernels.spectral import frequencies, waves
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 KERNEL = PAIR.settings.kernel

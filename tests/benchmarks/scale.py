@@ -24,11 +24,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from kedrl_dask import KEDRL, policies, separating, streaming
-from kedrl_dask.chunks import over_group
+from kedrl_dask import KEDRL, policies
 from kedrl_dask.datasets import simulation
-from kedrl_dask.execute import local_cluster
-from kedrl_dask.objective import BellmanObjective, _product
+from kedrl_dask.engine.clusters.local import local_cluster
+from kedrl_dask.engine.passes.chunk_sums import over_group
+from kedrl_dask.engine.passes.separated_objective import BellmanObjective, _product
+from kedrl_dask.estimator.fit import separated, streaming
 from tests.benchmarks import against, plain
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
@@ -141,7 +142,7 @@ class CapturedObjective(BellmanObjective):
 
 def run_one(store, n_workers, second):
     """Fit in this process with worker processes; returns plain numbers."""
-    separating.BellmanObjective = CapturedObjective
+    separated.BellmanObjective = CapturedObjective
     streaming.sum_blocks = timed = TimedPass(n_workers)
     peak = PeakMemory()
     model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, n_conditioning=20_000)

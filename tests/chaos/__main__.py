@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from kedrl_dask.process import terminable
+from kedrl_dask.utils.process import terminable
 from tests.chaos.common import Undisturbed
 from tests.chaos.corruption import run_corruption
 from tests.chaos.kills import run_kills

@@ -10,9 +10,9 @@ import numpy as np
 
 from kedrl_dask import KEDRL, Matern, TransitionStore
 from kedrl_dask.datasets import simulation
-from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.ratio import ULSIF
-from kedrl_dask.solvers import LBFGS, AdamW
+from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.numerics.regression.density_ratio import ULSIF
+from kedrl_dask.numerics.solvers import LBFGS, AdamW
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 #: Largest difference of a value of the embedding, over the largest value.

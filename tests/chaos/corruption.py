@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from kedrl_dask import KEDRL
-from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.store import StoreError
+from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.engine.storage.directories import StoreError
 from tests.chaos.common import Tally, events, problem_of
 
 DAMAGES = ("flip", "truncate", "delete")

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from kedrl_dask import KEDRL
-from kedrl_dask.checkpoints import Checkpoints
 from kedrl_dask.cli.common import STOPPED
-from kedrl_dask.runs import Run
+from kedrl_dask.engine.storage.checkpoints import Checkpoints
+from kedrl_dask.estimator.run import Run
 from tests.chaos.common import KINDS, Tally, events, problem_of, stage_seconds
 
 VICTIMS = ("worker", "all workers", "driver", "scheduler")
@@ -35,8 +35,8 @@ TOO_LATE = "the fit had ended before the kill"
 DRIVER = """
 import sys
 from pathlib import Path
-from kedrl_dask.execute import cluster_at
-from kedrl_dask.process import Stopped
+from kedrl_dask.engine.clusters.local import cluster_at
+from kedrl_dask.utils.process import Stopped
 from tests.chaos.common import PAIR, estimator
 from tests.chaos.kills import note_when_due, stop_at
 kind, store, run, address, seconds, *moment = sys.argv[1:]

@@ -12,8 +12,8 @@ from unittest import mock
 from zarr.codecs import ZstdCodec
 
 from kedrl_dask.datasets import simulation
-from kedrl_dask.execute import ThreadExecutor
-from kedrl_dask.model import KEDRL
+from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.estimator.kedrl import KEDRL
 from tests.chaos.common import PAIR
 
 
@@ -21,8 +21,8 @@ def bare():
     """Stores without checksums in chunks, and without manifests."""
     stack = ExitStack()
     codecs = {True: (ZstdCodec(),), False: None}
-    stack.enter_context(mock.patch("kedrl_dask.store.arrays._codecs", side_effect=codecs.get))
-    for name in ("kedrl_dask.store.ArrayStore.commit", "kedrl_dask.cache.commit"):
+    stack.enter_context(mock.patch("kedrl_dask.engine.storage.array_store._codecs", side_effect=codecs.get))
+    for name in ("kedrl_dask.engine.storage.ArrayStore.commit", "kedrl_dask.engine.storage.cache.commit"):
         stack.enter_context(mock.patch(name, return_value=None))
     return stack
 

@@ -12,7 +12,7 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.chaos import KillWorker
 
-from kedrl_dask.execute import DistributedExecutor
+from kedrl_dask.engine.execute.dask_client import DistributedExecutor
 from tests.chaos.common import KINDS, PAIR, Tally, estimator, problem_of
 
 MODES = ("sys.exit", "graceful", "segfault")

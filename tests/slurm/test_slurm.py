@@ -19,13 +19,14 @@ import pytest
 
 from kedrl_dask import KEDRL, TransitionStore
 from kedrl_dask.cli import main
-from kedrl_dask.config import load_config
-from kedrl_dask.execute import describe_cluster, open_cluster
+from kedrl_dask.engine.clusters.descriptions import describe_cluster
+from kedrl_dask.engine.clusters.opening import open_cluster
+from kedrl_dask.service.config import load_config
+from tests.cli.test_fit import CONFIG
 from tests.conftest import make_episodes, need
 from tests.slurm import control
 from tests.slurm.control import wait_for
 from tests.test_architecture import PACKAGE
-from tests.test_cli_fit import CONFIG
 from tests.test_deploy import shell_blocks
 
 pytestmark = [
@@ -214,7 +215,7 @@ def test_fit__refused_by_slurm(slurm, data, capsys):
 @pytest.mark.extended
 def test_jobs_that_end_at_once__are_given_up(slurm, data, capsys, monkeypatch):
     """Nothing is submitted for ever; five times would take half a minute, as each waits longer."""
-    monkeypatch.setattr("kedrl_dask.execute.watchdog.MOST_FAILURES", 3)
+    monkeypatch.setattr("kedrl_dask.engine.clusters.watchdog.MOST_FAILURES", 3)
     assert main(["fit", str(write(data, prologue=["exit 3"]))]) == 4
     said = capsys.readouterr().err
     assert "kedrl: stopped: jobs end before a worker of theirs is there; what they said is in" in said

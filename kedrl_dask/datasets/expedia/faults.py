@@ -7,8 +7,8 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from kedrl_dask.checks import cut, shown
 from kedrl_dask.datasets.expedia.columns import COLUMNS, NEEDED, NULL, Column
+from kedrl_dask.utils.checks import cut, shown
 
 __all__ = ["FileError", "check_header", "find_fault"]
 

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from kedrl_dask.checks import MOST_SEED, check_count
 from kedrl_dask.datasets.expedia.columns import COLUMNS, COMPETITORS, NULL, Column
-from kedrl_dask.foreign import require_space
+from kedrl_dask.engine.storage.untrusted import require_space
+from kedrl_dask.utils.checks import MOST_SEED, check_count
 
 __all__ = ["write_like_published"]
 

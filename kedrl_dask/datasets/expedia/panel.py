@@ -21,7 +21,7 @@ from kedrl_dask.datasets.expedia.columns import (
     VARIABLES,
     Statistics,
 )
-from kedrl_dask.transitions import DataWarning, TransitionStore
+from kedrl_dask.engine.data.transition_store import DataWarning, TransitionStore
 
 __all__ = [
     "PAPER_TEST",

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from kedrl_dask.checks import check_number
 from kedrl_dask.datasets.expedia.columns import ACTION
 from kedrl_dask.datasets.expedia.panel import Encoder
-from kedrl_dask.numerics import NumericalError
-from kedrl_dask.policies import Gaussian
+from kedrl_dask.numerics.policies.families import Gaussian
+from kedrl_dask.utils.checks import check_number
+from kedrl_dask.utils.exceptions import NumericalError
 
 __all__ = ["RIDGE", "ClippedGaussian", "greedy_action", "reward_weighted_policy"]
 
@@ -36,7 +36,7 @@ class ClippedGaussian(Gaussian):
     Parameters
     ----------
     weights, bias, scale, scale_weights
-        As in :class:`~kedrl_dask.policies.Gaussian`.
+        As in :class:`~kedrl_dask.numerics.policies.families.Gaussian`.
     low, high : (q,) arrays
         The box.
     random : bool

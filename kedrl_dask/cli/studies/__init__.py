@@ -1,0 +1,1 @@
+"""Options of the studies of ``kedrl study`` that have a module of their own."""

@@ -1,0 +1,378 @@
+"""Policies side by side: recovered laws, their summaries and differences, and what speaks against them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+from sklearn.base import clone
+
+from kedrl_dask.comparison.comparison import Comparison
+from kedrl_dask.comparison.contrasts import contrasts, intervals
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.execute.default import checked_executor
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.plan.partition import even_ranges
+from kedrl_dask.estimator.bootstrap import Bootstrap, Draws
+from kedrl_dask.estimator.fit.pipeline import check_policy, workspace
+from kedrl_dask.estimator.fitted import results
+from kedrl_dask.estimator.fitted.answers import N_DRAWS, sections_at
+from kedrl_dask.estimator.fitted.findings import Finding, enforce, law_findings, mass_findings, model_findings
+from kedrl_dask.estimator.fitted.persistence import parameters
+from kedrl_dask.estimator.fitted.predict import as_stored, checked_columns, joined_inputs
+from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.laws.functionals import Embedding
+from kedrl_dask.numerics.laws.mixture import Mixture
+from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recover_law
+from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL, Summaries, thresholds
+from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies.overlap import action_overlap
+from kedrl_dask.utils.checks import as_numbers, has_control_characters, shown
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["compare"]
+
+Array = npt.NDArray[Any]
+
+#: Outer share of the grid's range on either side, and the mass there above which the grid may cut laws off.
+EDGE, LARGE_EDGE_MASS = 0.05, 0.1
+#: Transitions on which actions are compared.
+OVERLAP_SAMPLE = 2_000
+#: Numbers of all replicates that are in memory at once, and laws that a task recovers.
+DRAWN_ELEMENTS, TASK_LAWS = 16_000_000, 500
+
+
+def compare(
+    store: TransitionStore | str | Path,
+    policies: Mapping[str, Policy],
+    at: tuple[npt.ArrayLike, npt.ArrayLike | Mapping[str, npt.ArrayLike] | None],
+    estimator: KEDRL,
+    *,
+    average: bool = False,
+    n_replicates: int = 100,
+    interval: float = 0.9,
+    levels: Sequence[float] = LEVELS,
+    tail: float = TAIL,
+    recovery: Mapping[str, Any] | None = None,
+    accept: Sequence[str] = (),
+    executor: Executor | None = None,
+    cache: str | Path | None = None,
+    memory: int | str | None = None,
+    progress: Literal["auto", "bars", "log", "none"] = "auto",
+) -> Comparison:
+    """Fit, recover and summarise several policies on the same data.
+
+    Sums that do not depend on the policy are computed once. Differences are taken replicate by replicate,
+    on the same draws of episodes.
+
+    Parameters
+    ----------
+    store : TransitionStore or path
+    policies : dict
+        The policies by name.
+    at : (state, action)
+        Inputs: (n, p) and (n, q) arrays. A dict of actions has each policy's own; None averages over each
+        policy's own actions at the state, for laws of the state's return.
+    estimator : KEDRL
+        The settings; it is not fitted itself.
+    average : bool
+        Whether the inputs are a sample to average over, such as one of initial states: each policy then has
+        one law.
+    n_replicates : int
+        Bootstrap replicates for intervals, which need ``construction="separated"``; 0 for none.
+    interval : float
+        Probability with which intervals are to cover, each by itself: see
+        :meth:`kedrl_dask.estimator.bootstrap.Draws.interval`. They do not see the choice of settings.
+    levels : sequence of float
+        Levels of the quantiles.
+    tail : float
+        Share of the lower tail mean (CVaR).
+    recovery : dict, optional
+        Settings of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`, the same for all policies.
+    accept : sequence of str
+        Codes of findings, :data:`kedrl_dask.estimator.fitted.findings.CODES`, for which results are not to be
+        refused. They are         recorded.
+    executor, cache, memory, progress
+        As for :meth:`KEDRL.fit`.
+
+    Raises
+    ------
+    Refused
+        Where results would mislead, before the bootstrap.
+    """
+    store = store if isinstance(store, TransitionStore) else TransitionStore.open(store)
+    _check(estimator, n_replicates, {"interval": interval, "tail": tail, "levels": levels}, accept)
+    asked = _inputs(store, policies, at)
+    settings = RecoverySettings(**(recovery or {}))
+    reporter, executor = Reporter(progress), checked_executor(executor)
+    with workspace(store, cache) as space:
+        shared: dict[str, Any] = {"executor": executor, "cache": space.directory, "progress": progress}
+        models = {
+            name: clone(estimator).fit(store, policy, memory=memory, **shared)
+            for name, policy in policies.items()
+        }
+        with reporter.stage("recovery"):
+            sections = {name: sections_at(model, *asked[name]) for name, model in models.items()}
+            if average:
+                sections = {name: rows.mean(axis=0, keepdims=True) for name, rows in sections.items()}
+            laws = {name: _law(model, sections[name], settings) for name, model in models.items()}
+            edges = {name: _edge_mass(law) for name, law in laws.items()}
+            found = [
+                finding
+                for name in policies
+                for finding in (
+                    *model_findings(models[name], name),
+                    *mass_findings(laws[name].coefficients, name),
+                    *law_findings(laws[name], name),
+                    *_edge_findings(edges[name], name),
+                )
+            ]
+        enforce(found, accept)
+        seed = estimator.random_state
+        replicates = {
+            name: models[name].bootstrap(store, policy, n_replicates, random_state=seed, **shared)
+            for name, policy in (policies.items() if n_replicates else ())
+        }
+    summaries = Summaries(tuple(levels), tail, thresholds(next(iter(laws.values()))))
+    with reporter.stage("summaries and differences"):
+        drawn = _Drawn(sections, replicates, summaries, settings, executor)
+        contrasted = _contrasted(laws, drawn, interval)
+        for name, missed in drawn.missed.items():
+            found += _replicate_findings(missed, n_replicates, name)
+        dataset = xr.merge(
+            [
+                results.law_dataset(laws, levels, tail),
+                contrasted,
+                _distances(laws),
+                _asked(asked, average),
+                _edges(edges),
+                _overlaps(store, policies, models),
+            ],
+            join="exact",
+            compat="equals",
+            combine_attrs="drop_conflicts",
+        )
+    dataset.attrs |= {
+        **results.provenance(models),
+        **results.verdict(found, accept),
+        "n_replicates": n_replicates,
+        "interval": interval,
+        "seconds": json.dumps(reporter.seconds),
+    }
+    return Comparison(dataset, tuple(found), tuple(accept), models, laws)
+
+
+def _inputs(store: TransitionStore, policies: Mapping[str, Policy], at: Any) -> dict[str, tuple[Any, Any]]:
+    """State and action, or state and policy, at which each policy is looked at."""
+    named = isinstance(policies, Mapping) and len(policies) > 0
+    if not named or not all(isinstance(name, str) and not has_control_characters(name) for name in policies):
+        raise ValueError(f"compare: policies must be a dict of at least one by name, got {shown(policies)}")
+    for policy in policies.values():
+        check_policy(policy, store)
+    if not (isinstance(at, tuple) and len(at) == 2):
+        raise ValueError(
+            f"compare: at must be (state, action), or (state, None) for laws of states, got {shown(at)}"
+        )
+    state, action = as_stored(store.encoding, "state", at[0]), at[1]
+    if action is None:
+        checked_columns("state", state, store.state_dim)
+        return {name: (state, policy) for name, policy in policies.items()}
+    actions: dict[str, Any] = dict(action if isinstance(action, Mapping) else dict.fromkeys(policies, action))
+    if set(actions) != set(policies):
+        raise ValueError(f"compare: actions are of {sorted(actions)}, the policies are {sorted(policies)}")
+    actions = {name: as_stored(store.encoding, "action", given) for name, given in actions.items()}
+    for given in actions.values():
+        joined_inputs(state, given, store.state_dim, store.action_dim)
+    return {name: (state, actions[name]) for name in policies}
+
+
+def _check(estimator: KEDRL, n_replicates: int, shares: Mapping[str, Any], accept: Sequence[str]) -> None:
+    """Refuse before the fits what would fail after them."""
+    if not isinstance(estimator, KEDRL):
+        raise ValueError(f"compare: estimator must be a KEDRL, got {type(estimator).__name__}")
+    is_count = isinstance(n_replicates, int) and not isinstance(n_replicates, bool)
+    if not is_count or n_replicates < 0 or n_replicates == 1:
+        raise ValueError(f"compare: n_replicates must be 0 or an integer ≥ 2, got {shown(n_replicates)}")
+    for name, share in shares.items():
+        values = as_numbers(f"compare: {name}", share, finite=False)
+        if values.ndim != (name == "levels") or values.size == 0 or not ((values > 0) & (values < 1)).all():
+            raise ValueError(f"compare: {name} must lie strictly between 0 and 1, got {shown(share)}")
+    enforce((), accept)
+    parameters(estimator)  # they are written with the results
+    given = estimator.get_params(deep=False)
+    if n_replicates and (given["construction"] != "separated" or given["operators"] != "features"):
+        raise ValueError(
+            "compare: the bootstrap needs construction='separated' and operators='features', the estimator "
+            f"has {given['construction']!r} and {given['operators']!r}; give n_replicates=0 for no intervals"
+        )
+
+
+def _law(model: KEDRL, sections: Array, settings: RecoverySettings) -> Recovered:
+    return recover_law(sections @ model.coefficients_, model.grid_, model.return_kernel_, settings)
+
+
+class _Drawn:
+    """Summaries in all replicates, of some inputs at a time."""
+
+    def __init__(
+        self,
+        sections: Mapping[str, Array],
+        replicates: Mapping[str, Bootstrap],
+        summaries: Summaries,
+        settings: RecoverySettings,
+        executor: Executor,
+    ) -> None:
+        self.sections, self.replicates, self.summaries = sections, replicates, summaries
+        self.settings, self.executor = settings, executor
+        #: Recoveries that did not converge, by policy.
+        self.missed = dict.fromkeys(replicates, 0)
+
+    def __call__(self, rows: slice, estimates: Mapping[str, Array]) -> dict[str, Draws]:
+        """The draws of each policy at some of the inputs."""
+        return {
+            name: Draws(estimates[name], self._values(name, rows), replicates.counts)
+            for name, replicates in self.replicates.items()
+        }
+
+    def _values(self, name: str, rows: slice) -> Array:
+        replicates = self.replicates[name]
+        omega = self.sections[name][rows] @ replicates.coefficients
+        n_replicates, n, m = omega.shape
+        flat = self.executor.share(omega.reshape(-1, m))
+        fixed = replicates.model.grid_, replicates.model.return_kernel_, self.settings, self.summaries
+        tasks = list(even_ranges(n_replicates * n, TASK_LAWS))
+        values, missed = zip(*self.executor.map(_summarised, tasks, flat, *fixed), strict=True)
+        self.missed[name] += sum(missed)
+        return np.concatenate(values).reshape(n_replicates, n, len(self.summaries.thresholds), -1)
+
+
+def _summarised(
+    rows: tuple[int, int],
+    omega: Array,
+    grid: Array,
+    kernel: Matern,
+    settings: RecoverySettings,
+    summaries: Summaries,
+) -> tuple[Array, int]:
+    """Summaries of the laws of some coefficients, and how many recoveries did not converge."""
+    law = recover_law(omega[slice(*rows)], grid, kernel, settings)
+    return summaries.pack(law), int((~law.converged).sum())
+
+
+def _contrasted(laws: Mapping[str, Recovered], drawn: _Drawn, interval: float) -> xr.Dataset:
+    """Intervals and differences, for as many inputs at a time as their replicates fit in memory."""
+    (n, _), summaries = next(iter(laws.values())).weights.shape, drawn.summaries
+    n_replicates = max((len(part.counts) for part in drawn.replicates.values()), default=1)
+    of_one = n_replicates * len(summaries.thresholds) * summaries.width * (len(laws) * (len(laws) + 1) // 2)
+    parts = []
+    for first, last in even_ranges(n, max(1, DRAWN_ELEMENTS // of_one)):
+        rows = slice(first, last)
+        some = {
+            name: Mixture(law.atoms, law.weights[rows], law.bandwidth, law.supports)
+            for name, law in laws.items()
+        }
+        estimates = {name: summaries.pack(law) for name, law in some.items()}
+        draws = drawn(rows, estimates)
+        parts.append(
+            xr.merge(
+                [
+                    intervals(summaries, list(draws.values()), interval),
+                    contrasts(summaries, estimates, draws, interval),
+                ],
+                join="exact",
+                compat="equals",
+            )
+        )
+    return parts[0] if len(parts) == 1 else xr.concat(parts, "input", coords="minimal", compat="override")
+
+
+def _distances(laws: Mapping[str, Recovered]) -> xr.Dataset:
+    """Distance of the fitted embeddings of every pair of policies: of the joint laws, in one number."""
+    embeddings = {name: Embedding(law.coefficients, law.grid, law.kernel) for name, law in laws.items()}
+    pairs = [embeddings[later].mmd(embeddings[sooner]) for sooner, later in combinations(laws, 2)]
+    return xr.Dataset({"mmd": (("pair", "input"), np.stack(pairs))} if pairs else {})
+
+
+def _replicate_findings(missed: int, n_replicates: int, name: str) -> list[Finding]:
+    if not missed:
+        return []
+    return [
+        Finding(
+            "replicates", "warn",
+            f"{missed} recoveries in {n_replicates} replicates did not converge; intervals include them",
+            "recover with a larger ridge", name,
+        )
+    ]  # fmt: skip
+
+
+def _edge_mass(law: Recovered) -> tuple[Array, Array]:
+    """Mass in the outer part of the grid's range, and beyond: at its low and at its high end; (n, d) each."""
+    low, high = law.grid.min(axis=0), law.grid.max(axis=0)
+    margin = EDGE * (high - low)
+    sides = zip(low + margin, high - margin, strict=True)
+    below, above = zip(*((law.cdf(a, c), 1 - law.cdf(b, c)) for c, (a, b) in enumerate(sides)), strict=True)
+    # Weights sum to one up to rounding.
+    return np.stack(below, axis=1), np.maximum(np.stack(above, axis=1), 0.0)
+
+
+def _edge_findings(edges: tuple[Array, Array], name: str) -> list[Finding]:
+    worst = max(side.max() for side in edges)
+    if worst <= LARGE_EDGE_MASS:
+        return []
+    n_inputs = int((np.max(edges, axis=(0, 2)) > LARGE_EDGE_MASS).sum())
+    return [
+        Finding(
+            "support", "warn",
+            f"at {n_inputs} of {len(edges[0])} inputs more than {LARGE_EDGE_MASS:.0%} of a coordinate's "
+            f"recovered mass is in the outer {EDGE:.0%} of the grid's range: up to {worst:.0%}",
+            "raise grid_expansion, or give reward_bounds or a wider grid", name,
+        )
+    ]  # fmt: skip
+
+
+def _asked(asked: Mapping[str, tuple[Any, Any]], average: bool) -> xr.Dataset:
+    """The inputs, or those that were averaged over; of laws of states there is no action."""
+    states, actions = zip(*asked.values(), strict=True)
+    rows = "averaged" if average else "input"
+    found = xr.Dataset({"input_state": ((rows, "state"), np.asarray(states[0], dtype=np.float64))})
+    if not isinstance(actions[0], Policy):
+        found["input_action"] = (("policy", rows, "action"), np.array(actions, dtype=np.float64))
+    return found
+
+
+def _edges(edges: Mapping[str, tuple[Array, Array]]) -> xr.Dataset:
+    low, high = (np.stack(side) for side in zip(*edges.values(), strict=True))
+    dims = ("policy", "input", "coordinate")
+    return xr.Dataset({"edge_low": (dims, low), "edge_high": (dims, high)})
+
+
+def _overlaps(
+    store: TransitionStore, policies: Mapping[str, Policy], models: Mapping[str, KEDRL]
+) -> xr.Dataset:
+    """Target actions beside logged ones at a sample of successor states."""
+    seed = next(iter(models.values())).random_state
+    sample = store.sample(OVERLAP_SAMPLE, np.random.default_rng([seed, 16]))
+    sample = sample.select(~sample.terminal)
+    found: dict[str, list[Any]] = {}
+    for name, policy in policies.items():
+        actions, weights = policy.draws(sample.next_state, N_DRAWS, np.random.default_rng([seed, 17]))
+        overlap = action_overlap(
+            sample.inputs, sample.episode, sample.next_state, sample.next_action, actions, weights,
+            models[name].input_kernel_,
+        )  # fmt: skip
+        ratio = models[name].diagnostics_["ratio"]
+        ess = np.nan if ratio is None else ratio["effective_sample_size"]
+        for key, value in (vars(overlap) | {"ess": ess}).items():
+            found.setdefault(key, []).append(value)
+    dims = "policy", "action"
+    return xr.Dataset(
+        {key: (dims[: np.ndim(values)], np.stack(values)) for key, values in found.items()},
+        coords={"action": np.arange(store.action_dim)},
+    )

@@ -1,0 +1,141 @@
+"""Datasets of results as pandas tables, and these as Parquet files.
+
+The datasets are those of ``compare(...).dataset`` and ``model.embedding(...).dataset()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from kedrl_dask.comparison.contrasts import INTERVAL_PARTS
+from kedrl_dask.engine.storage.directories import check_vacant, remove
+from kedrl_dask.numerics.laws.summaries import SUMMARIES
+
+__all__ = [
+    "TABLES",
+    "differences",
+    "distance",
+    "dominance",
+    "overlap",
+    "summaries",
+    "support",
+    "weights",
+    "write_parquet",
+]
+
+#: Attributes of a dataset that go with each of its tables.
+KEPT = (
+    "caution",
+    "tail",
+    "interval",
+    "n_replicates",
+    "seed",
+    "fingerprint",
+    "versions",
+    "findings",
+    "accepted",
+)
+
+
+def summaries(dataset: xr.Dataset) -> pd.DataFrame:
+    """Summaries of the laws, one row for each policy, input, coordinate, summary and level."""
+    flags = _frame(dataset, "flag_sensitive", "flag_residual", "flag_not_converged")
+    flags.columns = flags.columns.str.removeprefix("flag_")
+    return _tidy(dataset, "", ["policy"]).merge(flags, on=["policy", "input"])
+
+
+def differences(dataset: xr.Dataset) -> pd.DataFrame:
+    """Differences of summaries between policies."""
+    return _tidy(dataset, "_difference", ["minuend", "subtrahend"])
+
+
+def dominance(dataset: xr.Dataset) -> pd.DataFrame:
+    """First-order dominance by pair of policies, input and coordinate."""
+    frame = _frame(dataset, "gain", "loss", "dominant", "share")
+    columns = ["minuend", "subtrahend", "input", "coordinate", "gain", "loss", "dominant", "share"]
+    return frame[[name for name in columns if name in frame]]
+
+
+def distance(dataset: xr.Dataset) -> pd.DataFrame:
+    """RKHS distance of the embeddings by pair of policies and input."""
+    return _frame(dataset, "mmd")[["minuend", "subtrahend", "input", "mmd"]]
+
+
+def overlap(dataset: xr.Dataset) -> pd.DataFrame:
+    """Target actions beside logged ones by policy and action."""
+    actions = ("logged_mean", "logged_deviation", "target_mean", "shift", "outside")
+    return _frame(dataset, *actions, "distance", "logged_distance", "ess")
+
+
+def support(dataset: xr.Dataset) -> pd.DataFrame:
+    """Recovered mass at the edges of the grid by policy, input and coordinate."""
+    return _frame(dataset, "edge_low", "edge_high")
+
+
+def weights(dataset: xr.Dataset) -> pd.DataFrame:
+    """Probability of each atom by policy and input, with its place: ``return_0``, ``return_1``, …"""
+    places = dataset["atoms"].to_numpy()
+    atoms = pd.DataFrame(places, columns=[f"return_{c}" for c in range(places.shape[1])])
+    frame = _frame(dataset, "weight")[["policy", "input", "atom", "weight"]]
+    return frame.merge(atoms, left_on="atom", right_index=True).reset_index(drop=True)
+
+
+#: The tables, each with a variable that a dataset has if it has the table.
+TABLES: dict[str, tuple[str, Callable[[xr.Dataset], pd.DataFrame]]] = {
+    "summaries": ("mean", summaries),
+    "weights": ("weight", weights),
+    "differences": ("mean_difference", differences),
+    "dominance": ("gain", dominance),
+    "distance": ("mmd", distance),
+    "overlap": ("outside", overlap),
+    "support": ("edge_low", support),
+}
+
+
+def write_parquet(dataset: xr.Dataset, path: str | Path) -> None:
+    """Write all tables of a dataset to a new directory, which appears when it is complete.
+
+    There is a file for each, ``summaries.parquet`` and so on; ``pandas.read_parquet`` reads them, with the
+    dataset's caution, findings, seed, versions and fingerprint of the data as ``attrs``.
+    """
+    path = check_vacant(path)
+    path.resolve().parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}-{uuid4().hex[:8]}")
+    partial.mkdir()
+    try:
+        for name, (variable, make) in TABLES.items():
+            if variable in dataset:
+                frame = make(dataset)
+                frame.attrs = {key: _plain(dataset.attrs[key]) for key in KEPT if key in dataset.attrs}
+                frame.to_parquet(partial / f"{name}.parquet", engine="pyarrow", index=False)
+        partial.rename(path)
+    finally:
+        remove(partial)
+
+
+def _plain(value: object) -> object:
+    """A number or text as JSON has it."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _frame(dataset: xr.Dataset, *names: str) -> pd.DataFrame:
+    present = [name for name in names if name in dataset]
+    return dataset[present].drop_attrs().to_dataframe().reset_index()
+
+
+def _tidy(dataset: xr.Dataset, suffix: str, labels: list[str]) -> pd.DataFrame:
+    parts = {f"{suffix}{part}": part.removeprefix("_") or "value" for part in (*INTERVAL_PARTS, "_second")}
+    frames = []
+    for name in SUMMARIES:
+        columns = {name + part: column for part, column in parts.items() if name + part in dataset}
+        frame = _frame(dataset, *columns).rename(columns=columns).assign(summary=name)
+        if "level" not in frame:
+            frame["level"] = dataset.attrs["tail"] if name == "cvar" else np.nan
+        frames.append(frame[[*labels, "input", "coordinate", "summary", "level", *columns.values()]])
+    return pd.concat(frames, ignore_index=True)

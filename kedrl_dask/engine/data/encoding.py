@@ -1,0 +1,278 @@
+"""Columns of a table as the numbers of a store, and back; and the units in which kernels see them.
+
+Numbers are stored as they came, so that inputs, rewards and everything that is said of returns are in the
+table's own units. Standardisation is kept beside them, as one scale for each column, and belongs to the
+kernels: k((x − c)/s, (y − c)/s) with lengths ℓ is k(x, y) with lengths s·ℓ, for any centre c, because they
+are stationary. A fit with lengths s·ℓ is therefore the fit on standardised columns with every output
+inverted, and no output can be forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.checks import as_numbers, check_word, has_control_characters, shown
+
+__all__ = ["MISSING", "PARTS", "UNKNOWN", "Encoding", "Part", "StateColumn", "level_text"]
+
+Array = npt.NDArray[Any]
+Part = Literal["state", "action", "reward"]
+
+PARTS: tuple[Part, ...] = ("state", "action", "reward")
+#: Codes of a categorical value that is no level, and of one that is missing.
+UNKNOWN, MISSING = -1, -2
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+def level_text(value: Any) -> str | None:
+    """A categorical value as text, the same from whatever format it came; None if it is missing.
+
+    Whole numbers have no decimals and flags are True and False, as numbers or as text.
+    """
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        number = float(value)
+        if np.isnan(number):
+            return None
+        return str(int(number)) if number.is_integer() else repr(number)
+    text = str(value)
+    if text in ("true", "false"):
+        return text.capitalize()
+    whole = _WHOLE.fullmatch(text)
+    return whole[1] if whole else text or None
+
+
+@dataclass(frozen=True)
+class StateColumn:
+    """One column of a table and the columns of the state that it becomes.
+
+    Parameters
+    ----------
+    name : str
+    levels : tuple of str, optional
+        Of a categorical column, each of which becomes a column of zeros and ones.
+    fill : float, optional
+        What stands for a missing number.
+    has_indicator : bool
+        Whether a column of zeros and ones follows that tells where the value was missing.
+    """
+
+    name: str
+    levels: tuple[str, ...] | None = None
+    fill: float | None = None
+    has_indicator: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns of the state."""
+        own = (self.name,) if self.levels is None else tuple(f"{self.name}={level}" for level in self.levels)
+        return (*own, f"{self.name} is missing") if self.has_indicator else own
+
+    def codes(self, values: Sequence[Any]) -> Array:
+        """Positions of categorical values among the levels, UNKNOWN or MISSING."""
+        positions: dict[str | None, int] = {level: i for i, level in enumerate(self.levels or ())}
+        positions[None] = MISSING
+        return np.array([positions.get(level_text(value), UNKNOWN) for value in values], dtype=np.int32)
+
+    def expand(self, values: Array) -> Array:
+        """Columns of the state (n, k) from numbers, NaN where missing, or from codes of levels."""
+        if self.levels is None:
+            missing = np.isnan(values)
+            columns = [np.where(missing, self.fill, values) if self.fill is not None else values]
+        else:
+            missing = values == MISSING
+            columns = [(values == i).astype(np.float64) for i in range(len(self.levels))]
+        if self.has_indicator:
+            columns.append(missing.astype(np.float64))
+        return np.stack(columns, axis=1)
+
+    def decode(self, columns: Array) -> Array:
+        """Inverse of :meth:`expand`: numbers, NaN where missing; or levels, None where there is none."""
+        missing = columns[:, -1] > 0.5 if self.has_indicator else np.zeros(len(columns), dtype=bool)
+        if self.levels is None:
+            return np.where(missing, np.nan, columns[:, 0])
+        one_hot = columns[:, : len(self.levels)]
+        chosen = np.array([*self.levels, None], dtype=object)
+        return chosen[np.where(one_hot.any(axis=1), one_hot.argmax(axis=1), len(self.levels))]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What the columns of a store are; made when a table is stored, and kept with the store and its fits.
+
+    Parameters
+    ----------
+    state : tuple of StateColumn
+    action, reward : tuple of str
+        Names of the columns.
+    standardised : tuple of {"state", "action", "reward"}
+        Parts whose columns count in units of their standard deviation where a kernel's lengths are given.
+    scales : dict
+        Those units, by part, one for each stored column; set when the store is complete.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> encoding = Encoding((StateColumn("age"), StateColumn("town", ("Bern", "Lyon"))), ("dose",), ("gain",))
+    >>> encoding.encode("state", pd.DataFrame({"age": [30, 41], "town": ["Lyon", "Rome"]}))
+    array([[30.,  0.,  1.],
+           [41.,  0.,  0.]])
+    """
+
+    state: tuple[StateColumn, ...]
+    action: tuple[str, ...]
+    reward: tuple[str, ...]
+    standardised: tuple[Part, ...] = ()
+    scales: Mapping[Part, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what describes no columns."""
+        for part in self.standardised:
+            check_word("standardise", part, PARTS)
+        for part, scale in self.scales.items():
+            check_word("scales", part, PARTS)
+            values = as_numbers(f"scales of {part}", scale)
+            if values.shape != (len(self.names(part)),) or not (values > 0).all():
+                raise ValueError(f"scales of {part} must be {len(self.names(part))} positive numbers")
+
+    def names(self, part: Part) -> tuple[str, ...]:
+        """Names of the stored columns of a part."""
+        if part == "state":
+            return tuple(name for column in self.state for name in column.names)
+        return self.action if part == "action" else self.reward
+
+    def encode(self, part: Literal["state", "action"], frame: pd.DataFrame) -> Array:
+        """Inputs given in the table's own columns, as the store has them; other columns are ignored.
+
+        A level that the stored table did not have is encoded as zeros.
+        """
+        if part == "action":
+            return np.stack([self._numbers(frame, name) for name in self.action], axis=1)
+        return np.hstack([column.expand(self._values(frame, column)) for column in self.state])
+
+    def decode(self, part: Part, values: npt.ArrayLike) -> pd.DataFrame:
+        """Stored columns as the table's own."""
+        values = as_numbers(part, values)
+        if values.ndim != 2 or values.shape[1] != len(self.names(part)):
+            raise ValueError(
+                f"decode: {part} has shape {values.shape}, expected (n, {len(self.names(part))})"
+            )
+        if part != "state":
+            return pd.DataFrame(values, columns=list(self.names(part)))
+        edges = np.cumsum([len(column.names) for column in self.state])[:-1]
+        pieces = np.split(values, edges, axis=1)
+        decoded = {c.name: c.decode(piece) for c, piece in zip(self.state, pieces, strict=True)}
+        # With their types, or pandas would make text of levels, and NaN of None.
+        return pd.DataFrame({name: pd.Series(found, dtype=found.dtype) for name, found in decoded.items()})
+
+    def _values(self, frame: pd.DataFrame, column: StateColumn) -> Array:
+        if column.levels is None:
+            values, allowed = self._numbers(frame, column.name, finite=False), column.fill is not None
+            missing = np.isnan(values)
+        else:
+            values, allowed = column.codes(list(self._column(frame, column.name))), column.has_indicator
+            missing = values == MISSING
+        if missing.any() and not allowed:
+            raise ValueError(
+                f"column {column.name!r}, row {int(np.argmax(missing))} is missing, and the data had no "
+                "missing values there; leave the row out or fill the value in"
+            )
+        return values
+
+    def _numbers(self, frame: pd.DataFrame, name: str, finite: bool = True) -> Array:
+        column = self._column(frame, name)
+        try:
+            values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"column {name!r} must be numbers, got {shown(column.iloc[0])}") from error
+        if np.isinf(values).any() or (finite and np.isnan(values).any()):
+            bad = int(np.argmax(~np.isfinite(values)))
+            raise ValueError(f"column {name!r}, row {bad} is {values[bad]}, expected a finite number")
+        return values
+
+    @staticmethod
+    def _column(frame: pd.DataFrame, name: str) -> pd.Series:
+        if name not in frame:
+            raise ValueError(f"the table has no column {name!r}; it has {shown(list(frame.columns))}")
+        return frame[name]
+
+    def with_scales(self, deviations: Mapping[str, Array]) -> Encoding:
+        """The same with units: deviations of standardised columns; 1 for flags, levels and constants."""
+        scales: dict[Part, tuple[float, ...]] = {}
+        for part in self.standardised:
+            scale = np.where(deviations[part] > 0, deviations[part], 1.0)
+            if part == "state":
+                is_number = [
+                    column.levels is None and i == 0
+                    for column in self.state
+                    for i in range(len(column.names))
+                ]
+                scale = np.where(is_number, scale, 1.0)
+            scales[part] = tuple(scale.tolist())
+        return replace(self, scales=scales)
+
+    def in_own_units(self, kernel: Any, *parts: Part) -> Any:
+        """A kernel whose lengths are in units of the columns of these parts, with lengths as stored."""
+        if not isinstance(kernel, Matern) or not any(part in self.scales for part in parts):
+            return kernel
+        scale = np.concatenate([self.scales.get(part) or np.ones(len(self.names(part))) for part in parts])
+        return replace(kernel, length_scale=tuple((np.asarray(kernel.length_scale) * scale).tolist()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; JSON keeps every digit of a float."""
+        return {
+            "state": [
+                vars(column) | {"levels": column.levels and list(column.levels)} for column in self.state
+            ],
+            "action": list(self.action),
+            "reward": list(self.reward),
+            "standardised": list(self.standardised),
+            "scales": {part: list(scale) for part, scale in self.scales.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Encoding:
+        """Inverse of :meth:`to_json`; nothing in it is trusted to be what that wrote."""
+        state = []
+        for column in values["state"]:
+            levels, fill = column["levels"], column["fill"]
+            if levels is not None and not levels:
+                raise ValueError("a categorical column without levels")
+            own = _texts(levels) if levels is not None else None
+            if fill is not None:
+                fill = float(as_numbers("fill", fill))
+            if not isinstance(column["has_indicator"], bool):
+                raise ValueError(f"has_indicator is {shown(column['has_indicator'])}")
+            state.append(StateColumn(_texts([column["name"]])[0], own, fill, column["has_indicator"]))
+        scales = {part: tuple(scale) for part, scale in values["scales"].items()}
+        return cls(
+            tuple(state),
+            _texts(values["action"]),
+            _texts(values["reward"]),
+            tuple(values["standardised"]),
+            scales,
+        )
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    """Names that can be printed as they are."""
+    if not isinstance(values, list):
+        raise ValueError(f"expected a list of names, got {shown(values)}")
+    for text in values:
+        if not isinstance(text, str) or has_control_characters(text):
+            raise ValueError(f"{shown(text)} is no name that can be printed")
+    return tuple(values)

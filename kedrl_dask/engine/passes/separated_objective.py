@@ -1,0 +1,162 @@
+"""The criterion over all conditioning points, as a solver sees it: sums over chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes.chunk_sums import ChunkSums, Ranges
+from kedrl_dask.engine.passes.streaming_pass import Conditioning
+from kedrl_dask.engine.plan.stage_costs import Residency
+from kedrl_dask.numerics.criterion import separated
+from kedrl_dask.numerics.criterion.preconditioner import (
+    EXPANSION_SAMPLE,
+    SEEN_SHARE,
+    Coordinates,
+    Expansion,
+    Surrogate,
+    SurrogateCost,
+    return_gram,
+)
+from kedrl_dask.numerics.criterion.separated import Chunk, Penalties, ReturnSpace, Space
+
+__all__ = ["EXACT", "BellmanObjective", "Objective"]
+
+Array = npt.NDArray[Any]
+
+#: Precision of values and gradients.
+EXACT = np.dtype(np.float64)
+
+
+class Objective:
+    """What the criteria of both constructions share, as functions of C with B = T_L C."""
+
+    coordinates: Coordinates
+
+    def __init__(self, penalties: Penalties, ridge: float) -> None:
+        self._penalties, self._ridge = penalties, ridge
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape (rank, m) of the coefficients."""
+        return self.coordinates.shape
+
+    @property
+    def is_quadratic(self) -> bool:
+        """Whether there is no penalty on negative coefficients."""
+        return self._penalties.negative == 0
+
+    def precondition(self, residual: Array) -> Array:
+        """Approximate solution of Hessian·Y = residual in the coordinates; there the Hessian is near one."""
+        return residual
+
+    def _with_ridge(self, value: float, gradient: Array, coefficients: Array) -> tuple[float, Array]:
+        image = self._ridge * coefficients
+        return value + float(np.vdot(coefficients, image)), gradient + 2 * image
+
+
+class BellmanObjective(Objective):
+    """Value, gradient and products of eq:global_B_objective, as functions of C with B = T_L C.
+
+    One task for each group of chunks. Only the coefficients go out, and a matrix or a few come back: sums
+    over chunks, in a tree that depends on their number alone, so that results do not depend on the groups.
+    Gradients are in double precision; products in that of the stored points.
+
+    Parameters
+    ----------
+    executor : Executor
+    points : Conditioning
+        The conditioning points.
+    groups : sequence of sequences of (start, stop)
+        Chunks of points, in the groups that one task takes.
+    residency : Residency
+        Whether chunks stay with the workers that loaded them, are read from the store for every product,
+        or are computed anew.
+    space : ReturnSpace or ExactReturnSpace
+    penalties : Penalties
+    ridge : float
+        λ_B.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        points: Conditioning,
+        groups: Sequence[Ranges],
+        residency: Residency,
+        space: Space,
+        penalties: Penalties,
+        ridge: float,
+    ) -> None:
+        super().__init__(penalties, ridge)
+        self.whitening = points.basis.whitening
+        self.products_are_exact = points.dtype == np.float64
+        self._executor, self._points = executor, points
+        self._space = space
+        self.n_points = groups[-1][-1][1]
+        self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
+        self.chunks = ChunkSums(executor, points, groups, residency)
+        self._in_memory: Chunk | None = None
+        moment, target_moment = self.chunks.sum(separated.moments)
+        right = return_gram(space, target_moment, penalties.mass)
+        self.coordinates = Coordinates.build(moment, right, ridge)
+
+    def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
+        """Value of eq:global_B_objective and its gradient (rank, m), in double precision."""
+        shared = self._executor.share(coefficients)
+        value, gradient = self.chunks.sum(
+            separated.value_and_gradient, self._spaces[EXACT], self._penalties, shared
+        )
+        return self._with_ridge(value, gradient, coefficients)
+
+    def product(self, direction: Array) -> Array:
+        """Hessian of the quadratic part, times a direction, in the precision of the stored points."""
+        # A direction may be tiny: scaled to one, it does not underflow in single precision.
+        size = float(np.abs(direction).max()) or 1.0
+        shared = self._executor.share((direction / size).astype(self._points.dtype))
+        (image,) = self.chunks.sum(_product, self._spaces[self._points.dtype], self._penalties, shared)
+        return size * image + 2 * self._ridge * direction
+
+    def precondition(self, residual: Array) -> Array:
+        """Solve roughly Hessian·Y = residual in the coordinates: by the surrogate if there is one."""
+        return residual if self._surrogate is None else self._surrogate(residual)
+
+    @cached_property
+    def _surrogate(self) -> Surrogate | None:
+        """The Hessian with ρ expanded, where that needs less work than the products that it saves."""
+        if not isinstance(self._space, ReturnSpace) or self.coordinates.seen_share < SEEN_SHARE:
+            return None
+        expansion = Expansion.of_sample(self._points.sample_rewards(self.n_points, EXPANSION_SAMPLE))
+        n_terms, n_waves = (len(expansion.waves), len(expansion.powers)), self._space.grid_waves.shape[1]
+        if not SurrogateCost.of(*self.shape, n_waves, self.n_points, n_terms).pays:
+            return None
+        directions = self.coordinates.directions()
+        dtype = self._points.dtype
+        shared = self._executor.share(expansion.astype(dtype)), self._executor.share(directions.astype(dtype))
+        moments = self.chunks.sum(separated.expanded_moments, *shared)
+        return Surrogate(self.coordinates, expansion, moments, self._space, self._penalties.mass)
+
+    def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
+        """Gradient over some of the points, scaled so that its mean over all batches is the gradient.
+
+        Mini-batches touch points all over the set, so these are read into this process once.
+        """
+        if self._in_memory is None:
+            self._in_memory = self._points.load((0, self.n_points))
+            self._batch_space = self._space.astype(self._points.dtype)
+        batch = self._in_memory.rows(rows)
+        batch = replace(batch, weights=batch.weights * (self.n_points / len(batch)))
+        value, gradient = separated.value_and_gradient(
+            batch, self._batch_space, self._penalties, coefficients.astype(self._points.dtype)
+        )
+        return self._with_ridge(value, gradient, coefficients)[1]
+
+
+def _product(chunk: Chunk, space: Space, penalties: Penalties, direction: Array) -> tuple[Array]:
+    return (separated.product(chunk, space, penalties, direction),)

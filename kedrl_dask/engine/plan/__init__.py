@@ -1,0 +1,5 @@
+"""What a fit will take, before it starts: tasks, flop, time, memory and disk, in plain numbers.
+
+Gives :class:`~kedrl_dask.engine.plan.plan.Plan` and the partition of the work. Only ``calibration`` measures
+anything, through an executor. Imports ``data``, ``execute`` and ``numerics``.
+"""

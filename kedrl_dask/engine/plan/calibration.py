@@ -1,0 +1,61 @@
+"""What the machine that will do the work can do, by short measurements where it will be done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.plan.stage_costs import Machine
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.process import own_memory
+
+__all__ = ["measure"]
+
+Array = npt.NDArray[Any]
+
+#: Seconds spent on each measurement.
+PROBE_SECONDS = 0.15
+
+
+def measure(executor: Executor, store: TransitionStore, kernel: Matern, dtype: np.dtype[Any]) -> Machine:
+    """Measure on every thread at once, and take the slowest: a pass ends when the last task does."""
+    probes = executor.map(_probe, range(executor.n_threads), store.path.resolve(), kernel, dtype)
+    gemm, exact_gemm, evaluations, rows = (
+        min(values) for values in zip(*(probe[:4] for probe in probes), strict=True)
+    )
+    return Machine(gemm, exact_gemm, evaluations, rows, int(max(probe[4] for probe in probes)))
+
+
+def _probe(_: int, path: Path, kernel: Matern, dtype: np.dtype[Any]) -> tuple[float, ...]:
+    """Rates and memory, in the order of Machine's attributes."""
+    rng = np.random.default_rng(0)
+    left, right = rng.random((2, 512, 512))
+    points, centers = rng.random((512, 6)), rng.random((256, 6))
+    unit, out = Matern(kernel.nu), np.empty((512, 256), dtype)
+    store = TransitionStore.open(path)
+    n_rows = min(store.n_rows, store.chunk_rows)
+    single = left.astype(dtype), right.astype(dtype)
+    return (
+        2 * 512**3 * _rate(lambda: single[0] @ single[1]),
+        2 * 512**3 * _rate(lambda: left @ right),
+        out.size * _rate(lambda: unit(points, centers, out=out)),
+        n_rows * _rate(lambda: store.transitions(0, n_rows)),
+        own_memory(),
+    )
+
+
+def _rate(call: Callable[[], object]) -> float:
+    """Calls per second, the first one apart: it pays for warming up."""
+    call()
+    start, n = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - start) < PROBE_SECONDS:
+        call()
+        n += 1
+    return max(n, 1) / seconds

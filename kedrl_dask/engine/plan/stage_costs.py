@@ -1,0 +1,373 @@
+"""What each stage of a fit costs: tasks, flop, kernel evaluations, seconds, memory, disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kedrl_dask.engine.plan.partition import GROUP_ROWS, PIECE_GROUPS, READ_GROUPS
+from kedrl_dask.numerics.criterion.preconditioner import MOST_DIRECTIONS, USUAL_TERMS, SurrogateCost
+
+__all__ = [
+    "NOMINAL",
+    "Crew",
+    "Machine",
+    "Residency",
+    "Sizes",
+    "Stage",
+    "conditioning",
+    "design",
+    "diagnostics",
+    "parallel_seconds",
+    "process_memory",
+    "ratio",
+    "reading_memory",
+    "regression",
+    "regression_memory",
+    "shared_memory",
+    "solver",
+    "streaming",
+]
+
+#: Where the conditioning points are while the solver runs.
+Residency = Literal["resident", "stored", "recomputed"]
+
+MIB, DOUBLE = 2**20, 8
+#: Transitions that the design is made on, as in ``choices``.
+DESIGN_SAMPLE = 20_000
+#: Transitions of that sample that the test of separation takes, and blocks of episodes whose signs it draws.
+SEPARATION_SAMPLE, SEPARATION_BLOCKS = 10_000, 20
+#: Products that preconditioned conjugate gradients usually take; a fit counts its own.
+USUAL_PRODUCTS = 100
+#: The same with a surrogate of the Hessian, products in double precision counted by their time.
+PRODUCTS_WITH_SURROGATE = 25
+#: Folds of the cross-validation over blocks of episodes.
+N_FOLDS = 5
+#: Share of the flop rate of square matrices that the passes and the products reach.
+EFFICIENCY = 0.75
+#: Inputs at which the diagnostics of exact operators evaluate the Bellman risk.
+EXACT_HELD_OUT = 100
+#: Bytes that one thread takes for a block of exact kernel values, and of their products with weights.
+EXACT_WORK = 32 * MIB
+#: Bytes of H and G that a thread multiplies with vectors per second.
+EXACT_READ = 5e9
+#: Seconds that a task costs beside its work.
+TASK_SECONDS = 0.004
+#: Allocators keep more than is in use, and libraries need room of their own.
+SLACK, HEADROOM = 1.4, 128 * MIB
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one thread while all of them work, and the memory of a process before it starts.
+
+    Attributes
+    ----------
+    gemm : float
+        Matrix products in the precision of the fit, flop per second.
+    exact_gemm : float
+        The same in double precision.
+    evaluations : float
+        Kernel evaluations per second, in the precision of the fit.
+    rows : float
+        Recorded rows read per second.
+    baseline : int
+        Bytes of a process with everything imported.
+    stored : float
+        Bytes of stored conditioning points read per second; what a shared disk gives, not measured.
+    """
+
+    gemm: float
+    exact_gemm: float
+    evaluations: float
+    rows: float
+    baseline: int
+    stored: float = 2e8
+
+
+#: A slow core of 2020, for decisions that need no measurement: ratios matter, not seconds.
+NOMINAL = Machine(4e10, 2e10, 1.5e8, 5e5, 300 * 2**20)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that a plan depends on.
+
+    Landmarks, basis and draws are upper bounds: the design may need fewer.
+    """
+
+    n_rows: int
+    n_transitions: int
+    state_dim: int
+    action_dim: int
+    reward_dim: int
+    chunk_rows: int
+    n_blocks: int
+    n_atoms: int
+    n_basis: int
+    n_landmarks: int
+    n_features: int
+    n_conditioning: int
+    chunk_points: int
+    n_draws: int
+    n_centers: int  # of the density ratio; 0 without
+    has_terminal: bool
+    itemsize: int  # of the products
+    exact: bool = False  # H and G from the return kernel itself
+    n_folds: int = N_FOLDS  # of the sums; one where λ_Γ is given
+
+    @property
+    def waves(self) -> int:
+        """Columns of features of the reward, and of its terminal part."""
+        return 2 * self.n_features * (2 if self.has_terminal else 1)
+
+    @property
+    def sums(self) -> int:
+        """Numbers in the sums over one block of episodes."""
+        return self.n_landmarks * (self.n_landmarks + self.n_basis + self.waves)
+
+    @property
+    def point(self) -> int:
+        """Bytes that the solver needs of one conditioning point."""
+        target = self.waves
+        if self.exact:
+            target = 2 * self.n_atoms**2 + (2 * self.n_atoms + 1 if self.has_terminal else 0)
+        return self.itemsize * (2 * self.n_basis + target)
+
+    @property
+    def forms(self) -> int:
+        """N×N kernel matrices that a chunk of points takes with exact operators: one for each shift of G."""
+        shifts = self.n_atoms * (self.n_atoms - 1) // 2 + 1
+        return shifts + (self.n_atoms if self.has_terminal else 0)
+
+    @property
+    def row(self) -> int:
+        """Bytes of a recorded row."""
+        return DOUBLE * (self.state_dim + self.action_dim + self.reward_dim) + 17
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a fit.
+
+    Attributes
+    ----------
+    name : str
+    tasks : int
+        Tasks in all; of the solver, for each product.
+    flop, evaluations : float
+        In matrix products, and kernel evaluations.
+    seconds : float
+    memory : int
+        Peak of a worker process, in bytes.
+    disk : int
+        Bytes written.
+    """
+
+    name: str
+    tasks: int
+    flop: float
+    evaluations: float
+    seconds: float
+    memory: int
+    disk: int
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who does the work, on what: worker processes, and threads of each."""
+
+    sizes: Sizes
+    machine: Machine
+    n_workers: int
+    n_threads: int
+
+
+def process_memory(crew: Crew, *parts: float) -> int:
+    """Peak memory of a process from the bytes that a stage holds."""
+    return int(crew.machine.baseline + HEADROOM + SLACK * sum(parts))
+
+
+def shared_memory(s: Sizes) -> int:
+    """Landmarks, basis, whitening in both precisions and frequencies: what every task is given."""
+    dim = s.state_dim + s.action_dim
+    whitening = (DOUBLE + s.itemsize) * s.n_landmarks * (s.n_landmarks + 128)
+    return DOUBLE * (dim * (s.n_landmarks + s.n_basis) + s.n_features * s.reward_dim) + whitening
+
+
+def reading_memory(s: Sizes) -> int:
+    """Rows read ahead, their transitions, and a stored chunk of every array as it is decompressed."""
+    transition = DOUBLE * (2 * (s.state_dim + s.action_dim) + s.reward_dim + 3)
+    return 2 * READ_GROUPS * GROUP_ROWS * (transition + s.row) + 2 * s.chunk_rows * s.row
+
+
+def design(crew: Crew) -> Stage:
+    """Landmarks, basis, grid and tuning, by the driver."""
+    s, driver = crew.sizes, crew.machine
+    n, dim = min(DESIGN_SAMPLE, s.n_transitions), s.state_dim + s.action_dim
+    points = s.n_landmarks + s.n_basis + s.n_atoms
+    # About 30 rounds of k-means, and 25 sets of lengths with 300 landmarks on 4,000 transitions.
+    flop = 30 * 2 * n * points * dim + 25 * 4_000 * 2 * 300 * 900
+    seconds = flop / driver.exact_gemm * 4 + n * points * 1e-7 + s.n_rows / driver.rows / 4
+    memory = 6 * n * (s.row + DOUBLE * dim) + DOUBLE * (4_000 * 1_500 + 3 * s.n_landmarks**2)
+    own = process_memory(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
+    return Stage("design", 1, flop, 25 * 4_000 * 300, seconds, own, n * s.row)
+
+
+def parallel_seconds(crew: Crew, flop: float, evaluations: float, rows: float, tasks: int) -> float:
+    """Seconds of work that all threads share; reading goes on meanwhile."""
+    m, threads = crew.machine, min(crew.n_workers * crew.n_threads, tasks)
+    compute = flop / (EFFICIENCY * m.gemm) + evaluations / m.evaluations
+    return max(compute, rows / m.rows) / threads + tasks * TASK_SECONDS / threads
+
+
+def ratio(crew: Crew) -> Stage:
+    """Sums of uLSIF over all transitions."""
+    s, b = crew.sizes, crew.sizes.n_centers
+    flop, evaluations = s.n_transitions * 2.0 * b * b, s.n_transitions * b * (1.0 + s.n_draws)
+    memory = crew.n_threads * (3 * GROUP_ROWS * b * s.itemsize + 2 * DOUBLE * b * b + reading_memory(s))
+    seconds = parallel_seconds(crew, flop, evaluations, s.n_rows, s.n_blocks)
+    return Stage("density ratio", s.n_blocks, flop, evaluations, seconds, process_memory(crew, memory), 0)
+
+
+def streaming(crew: Crew) -> Stage:
+    """Features, their products with the responses, and the sums of a block."""
+    s, r = crew.sizes, crew.sizes.n_landmarks
+    continuation = s.n_basis * (s.n_draws if not s.n_centers else 1) + s.n_centers
+    flop = s.n_transitions * (2.0 * r * (0.6 * r + s.n_basis + 2 * s.n_features) + r * r)
+    evaluations = float(s.n_transitions) * (r + continuation)
+    tasks = max(s.n_blocks, -(-s.n_rows // (PIECE_GROUPS * GROUP_ROWS)))
+    group = 2 * r + 2 * s.n_basis + 3 * s.n_features + s.n_centers
+    widest = max(r, 2 * s.n_features, s.n_basis)
+    task = s.itemsize * (GROUP_ROWS * group + r * widest) + 2 * DOUBLE * s.sums + reading_memory(s)
+    memory = process_memory(crew, crew.n_threads * task, shared_memory(s))
+    disk = DOUBLE * s.n_blocks * s.sums
+    seconds = parallel_seconds(crew, flop, evaluations, s.n_rows, tasks)
+    return Stage("streaming pass", tasks, flop, evaluations, seconds, memory, disk)
+
+
+def regression(crew: Crew) -> Stage:
+    """Cross-validation over five folds of sums, or the solution alone where λ_Γ is given, by the driver."""
+    s, r = crew.sizes, crew.sizes.n_landmarks
+    flop, responses = 2.0 * r * r * (s.n_basis + s.waves), r * (s.n_basis + s.waves)
+    # The sums, with responses completed, side by side, solved and divided again.
+    memory = DOUBLE * (2 * s.sums + 4 * responses + r * r)
+    if s.n_folds > 1:
+        flop += s.n_folds * (10.0 * r**3 + 4 * r * r * (s.n_basis + s.waves))
+        # The folds, completed, scaled, side by side and merged again.
+        memory = DOUBLE * (5 * s.n_folds * s.sums + 2 * s.sums + 6 * r * r)
+    own = process_memory(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
+    seconds = 2 * flop / crew.machine.exact_gemm + DOUBLE * s.n_blocks * s.sums / 5e8
+    return Stage("regression", 1, flop, 0, seconds, own, 0)
+
+
+def regression_memory(crew: Crew) -> int:
+    """Coefficients of the regression, twice; its sums, where the driver is the worker; for exact sums, Γ."""
+    s = crew.sizes
+    kept = s.n_folds * s.sums if crew.n_workers == 1 else 0
+    if s.exact:
+        kept += s.n_transitions * (2 * s.n_landmarks + 4 * (s.state_dim + s.action_dim + s.reward_dim))
+    return DOUBLE * (2 * s.n_landmarks * (s.n_basis + s.waves + 1) + kept)
+
+
+def _evaluation(s: Sizes, chunk_points: int) -> tuple[float, float, int]:
+    """Flop, kernel evaluations and bytes to evaluate the operators at one point of a chunk."""
+    flop = 2.0 * s.n_landmarks * (0.6 * s.n_landmarks + s.n_basis)
+    evaluations, numbers = float(s.n_landmarks + s.n_basis), 3 * s.n_landmarks + 3 * s.n_basis
+    if not s.exact:
+        return flop + 2.0 * s.n_landmarks * s.waves, evaluations, DOUBLE * (numbers + 2 * s.waves)
+    # Γ, then H and G; all points of a chunk share the kernel evaluations.
+    n, m = float(s.n_transitions), s.n_atoms
+    flop += 2 * n * (s.n_landmarks + m * m + n * s.forms)
+    evaluations += n * (m * m + n * s.forms) / chunk_points
+    return flop, evaluations, DOUBLE * (numbers + 2 * s.n_transitions + 4 * m * m)
+
+
+def _double_rates(s: Sizes) -> tuple[int, int]:
+    """How much longer products and kernel evaluations take in double precision than in that of the fit."""
+    return (1, 1) if s.itemsize == DOUBLE else (2, 3)
+
+
+def conditioning(crew: Crew) -> Stage:
+    """The operators at the conditioning points, in double precision."""
+    s = crew.sizes
+    flop, evaluations, held = _evaluation(s, s.chunk_points)
+    tasks = -(-s.n_conditioning // s.chunk_points)
+    slower, counts = _double_rates(s), (flop * s.n_conditioning, evaluations * s.n_conditioning)
+    seconds = parallel_seconds(crew, slower[0] * counts[0], slower[1] * counts[1], 0, tasks)
+    inputs = DOUBLE * (s.state_dim + s.action_dim + 2) * s.n_conditioning
+    task = s.chunk_points * held + (EXACT_WORK if s.exact else 0)
+    memory = process_memory(
+        crew, crew.n_threads * task, regression_memory(crew), shared_memory(s), 4 * inputs
+    )
+    return Stage("conditioning points", tasks, *counts, seconds, memory, s.n_conditioning * s.point + inputs)
+
+
+def solver(crew: Crew, residency: Residency) -> Stage:
+    """Products of the Hessian; one task for each thread of a cluster."""
+    s, m = crew.sizes, crew.machine
+    chunk = s.chunk_points * s.point
+    # Through the features and back, or with H twice, and G.
+    through = s.n_atoms * s.n_atoms if s.exact else s.n_atoms * s.waves
+    per_product = 8.0 * s.n_conditioning * (s.n_atoms * s.n_basis + through)
+    tasks = min(crew.n_workers * crew.n_threads, -(-s.n_conditioning // s.chunk_points))
+    # H and G come from memory for every product.
+    again, evaluations, resident = s.n_conditioning * s.point / EXACT_READ if s.exact else 0.0, 0.0, 0
+    if residency == "resident":
+        resident = -(-s.n_conditioning // crew.n_workers) * s.point
+    elif residency == "stored":
+        again += s.n_conditioning * s.point / m.stored
+    else:
+        flop, kernel, held = _evaluation(s, s.chunk_points)
+        again += _double_rates(s)[0] * s.n_conditioning * flop / (EFFICIENCY * m.gemm)
+        evaluations, chunk = s.n_conditioning * kernel, s.chunk_points * (s.point + held)
+    seconds = parallel_seconds(crew, per_product, _double_rates(s)[1] * evaluations, 0, tasks) + again / tasks
+    features = 16 * 2**21
+    # Sums over chunks are folded as they come.
+    partial = DOUBLE * s.n_basis * s.n_atoms * (-(-s.n_conditioning // s.chunk_points)).bit_length()
+    held = resident if residency == "resident" else crew.n_threads * 2 * chunk
+    shared = regression_memory(crew) + shared_memory(s)
+    memory = process_memory(crew, held, crew.n_threads * features, 3 * partial, shared)
+    n_products, flop, own = USUAL_PRODUCTS, 0.0, 0.0
+    surrogate = SurrogateCost.of(s.n_basis, s.n_atoms, s.waves, s.n_conditioning)
+    if surrogate.pays and not s.exact:
+        # The workers make its sums; its steps are the driver's.
+        n_products, flop = PRODUCTS_WITH_SURROGATE, surrogate.sums + surrogate.steps
+        own = (surrogate.sums / tasks + surrogate.steps) / (EFFICIENCY * m.gemm)
+        memory = max(memory, process_memory(crew, held, _surrogate_memory(crew), shared))
+    counts = n_products * per_product + flop, n_products * evaluations
+    return Stage("solver", tasks, *counts, n_products * seconds + own, memory, 0)
+
+
+def _surrogate_memory(crew: Crew) -> int:
+    """Sums of its terms, folded as they come; and the surrogate itself, where the driver is the worker."""
+    s = crew.sizes
+    directions = min(s.n_basis, MOST_DIRECTIONS)
+    n_terms, n_chunks = sum(USUAL_TERMS), -(-s.n_conditioning // s.chunk_points)
+    nodes = n_chunks.bit_length() + 2 + (4 if crew.n_workers == 1 else 0)
+    rotated = s.chunk_points * (4 * directions + s.waves + n_terms)
+    return s.itemsize * (nodes * n_terms * directions**2 + crew.n_threads * rotated)
+
+
+def diagnostics(crew: Crew, before: Stage) -> Stage:
+    """The test of separation on the sample, and the Bellman risk at held-out inputs, by the driver.
+
+    What the threads of the stage before gave back is not at the disposal of this one.
+    """
+    s, r = crew.sizes, crew.sizes.n_landmarks
+    n, waves = min(SEPARATION_SAMPLE, s.n_transitions), 4 * s.n_features
+    flop = 2.0 * n * r * (2 * r + 3 * waves) + SEPARATION_BLOCKS * 4.0 * r * r * waves
+    evaluations = 3.0 * n * (r + s.n_basis * s.n_draws)
+    fields = 4 * (SEPARATION_BLOCKS * r * 2 * s.n_features + n * (r + waves))
+    block = DOUBLE * (n // SEPARATION_BLOCKS + 1_000) * (2 * r + 4 * waves) + DOUBLE * 6 * r * (r + waves)
+    held = fields + block
+    if s.exact:
+        n_points = min(EXACT_HELD_OUT, s.n_transitions)
+        own_flop, own_evaluations, own_held = _evaluation(s, n_points)
+        flop, evaluations = flop + n_points * own_flop, evaluations + n_points * own_evaluations
+        held = max(held, n_points * own_held + EXACT_WORK)
+    seconds = flop / (EFFICIENCY * crew.machine.exact_gemm) + evaluations / crew.machine.evaluations
+    own = crew.machine.baseline
+    if crew.n_workers == 1:
+        own = int(before.memory + SLACK * held)
+    return Stage("diagnostics", 1, flop, evaluations, seconds, own, 0)

@@ -1,0 +1,384 @@
+"""The paper's reference: the regularised conditional mean embedding of responses that were observed.
+
+It sees what KE-DRL does not, a return for each input (sec:tikhonov_reference), and so tells apart what a
+regression of that size can know from what the Bellman step adds or loses.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
+from kedrl_dask.engine.execute.default import checked_executor
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes.streaming_pass import Destination, StreamingPass
+from kedrl_dask.engine.plan.stage_costs import DESIGN_SAMPLE
+from kedrl_dask.engine.storage.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
+from kedrl_dask.estimator.fit.design import TUNING_SAMPLE
+from kedrl_dask.estimator.fit.pipeline import workspace
+from kedrl_dask.estimator.fit.regression import StoredBlocks, read_folds
+from kedrl_dask.estimator.fit.settings import MOST_OF_A_SIZE
+from kedrl_dask.estimator.fit.streaming import create_sums, episode_blocks, sum_blocks
+from kedrl_dask.estimator.fitted.persistence import (
+    damage_reported,
+    from_json,
+    kernel_from_json,
+    open_fitted,
+    parameters,
+    to_json,
+    write_fitted,
+)
+from kedrl_dask.estimator.fitted.predict import by_rows, checked_inputs, checked_returns
+from kedrl_dask.numerics.design.points import choose_points
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
+from kedrl_dask.numerics.regression.cross_validation import (
+    RIDGES,
+    BlockSums,
+    cross_validate_ridge,
+    median_kernel,
+    tune_input_kernel,
+)
+from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number, check_word, is_word, shown
+from kedrl_dask.utils.exceptions import require_finite
+from kedrl_dask.utils.process import driver_blas_threads
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["ConditionalEmbedding", "pair_rows"]
+
+Array = npt.NDArray[Any]
+
+KIND = "kedrl conditional embedding"
+
+
+def pair_rows(
+    state: npt.ArrayLike, action: npt.ArrayLike, response: npt.ArrayLike, first: int = 0
+) -> dict[str, Any]:
+    """Pairs (x, z) as rows of a transition store: a return that is known is a reward after which all ends.
+
+    Parameters
+    ----------
+    state, action, response : (n, p), (n, q) and (n, d) arrays
+        Inputs, and what was observed at each.
+    first : int
+        Number of the first pair: that of pairs already written.
+
+    Returns
+    -------
+    dict
+        What ``TransitionStore.from_arrays`` takes, or ``append`` of a ``TransitionStore.writer``: one
+        terminated episode for each pair.
+    """
+    n = len(np.asarray(response))
+    return {
+        "state": state,
+        "action": action,
+        "reward": response,
+        "episode": np.arange(first, first + n),
+        "step": np.zeros(n, dtype=np.int64),
+        "terminated": np.ones(n, dtype=bool),
+    }
+
+
+class ConditionalEmbedding(BaseEstimator):
+    """Regularised conditional mean embedding of observed pairs (x, z) (sec:tikhonov_reference).
+
+    μ̂(x) = Σ_j Γ_j(x) k_Z(z_j, ·) with Γ(x) = (K_X + nλI)⁻¹k_X(x), on whitened Nyström features ψ of the
+    inputs and ψ_Z of the responses: μ̂(x)(z) = ψ(x)ᵀ(A + nλI)⁻¹C ψ_Z(z) with A = Σψψᵀ and C = Σψψ_Zᵀ, two
+    sums over the pairs on disk. It is the formula itself when all inputs and all responses are landmarks.
+
+    Parameters
+    ----------
+    input_kernel : "auto" or Matern
+        Kernel on state-action inputs. "auto" chooses one length per coordinate by cross-validation.
+    return_kernel : "auto" or Matern
+        Kernel on responses, which defines the embedding. "auto" takes median distances.
+    n_landmarks : int
+        Nyström landmarks of the inputs.
+    n_features : int
+        Landmarks of the responses, by which the embedding is evaluated.
+    ridge : "auto" or float
+        λ; "auto" cross-validates over blocks of pairs, the error in the norm of the return kernel's RKHS.
+    precision : {"mixed", "double"}
+        Matrix products in single precision with sums and regression in double, or all in double.
+    n_blocks : int
+        Blocks of pairs by which sums are kept.
+    landmark_threshold : float
+        Share of its variance that the others must leave of a landmark for it to be kept.
+    random_state : int
+        Seed of everything random.
+
+    Attributes
+    ----------
+    coefficients_ : (r, r_Z) array
+        (A + nλI)⁻¹C.
+    features_, response_features_ : NystromFeatures
+        ψ and ψ_Z.
+    input_kernel_, return_kernel_, ridge_
+        The settings used.
+    diagnostics_ : dict
+        Plain numbers: sizes, what was tried, what the landmarks do not see, and the seconds of each stage.
+
+    Notes
+    -----
+    With P the projection on the sections of the response landmarks, the value given is that of Pμ̂(x), and
+    |μ̂(x)(z) − Pμ̂(x)(z)| ≤ √(σ² − ‖ψ_Z(z)‖²)·Σ_j|Γ_j(x)|·√(σ² − ‖ψ_Z(z_j)‖²): a product of two small
+    numbers. Spectral features, which KE-DRL needs because they turn a shift into a rotation, have an error
+    of order 1/√Q to 1/Q here. ``python -m tests.benchmarks.reference`` measures both, and the projection of
+    spectral features on atoms; landmarks are the most accurate, at half the width.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_kernel: Matern | Literal["auto"] = "auto",
+        return_kernel: Matern | Literal["auto"] = "auto",
+        n_landmarks: int = 500,
+        n_features: int = 256,
+        ridge: float | Literal["auto"] = "auto",
+        precision: Literal["mixed", "double"] = "mixed",
+        n_blocks: int = 40,
+        landmark_threshold: float = 1e-7,
+        random_state: int = 0,
+    ) -> None:
+        self.input_kernel = input_kernel
+        self.return_kernel = return_kernel
+        self.n_landmarks = n_landmarks
+        self.n_features = n_features
+        self.ridge = ridge
+        self.precision = precision
+        self.n_blocks = n_blocks
+        self.landmark_threshold = landmark_threshold
+        self.random_state = random_state
+
+    def fit(
+        self,
+        pairs: TransitionStore | str | Path,
+        *,
+        executor: Executor | None = None,
+        progress: Literal["auto", "bars", "log", "none"] = "auto",
+    ) -> ConditionalEmbedding:
+        """Estimate the embedding of the response given the input.
+
+        Parameters
+        ----------
+        pairs : TransitionStore or path
+            The response is the reward of each transition; :func:`pair_rows` makes such a store of pairs.
+            Of a store of logged episodes it is the law of the one-step reward that is estimated.
+        executor : Executor, optional
+            Where chunk functions run: unless given, the active :class:`distributed.Client`, or threads of
+            this process if there is none.
+        progress : {"auto", "bars", "log", "none"}
+            Bars on a terminal or in a notebook, log lines elsewhere.
+
+        Returns
+        -------
+        self
+        """
+        self._check_parameters()
+        store = pairs if isinstance(pairs, TransitionStore) else TransitionStore.open(pairs)
+        self._check_data(store)
+        executor, reporter = checked_executor(executor), Reporter(progress)
+        with driver_blas_threads():
+            with reporter.stage("design"):
+                sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([self.random_state, 1]))
+                self._choose_features(sample)
+            folds = self._sum_pairs(store, executor, reporter)
+            with reporter.stage("regression"):
+                self._regress(folds)
+        self.diagnostics_: dict[str, Any] = {
+            "data": store.fingerprint,
+            "sizes": {
+                "pairs": store.n_transitions,
+                "state_dim": store.state_dim,
+                "action_dim": store.action_dim,
+                "response_dim": store.reward_dim,
+                "rank": self.features_.rank,
+                "response_rank": self.response_features_.rank,
+            },
+            "input_residual": self.features_.residual(sample.inputs),
+            "response_residual": self.response_features_.residual(sample.reward),
+            "tuning": self._tried,
+            "seconds": dict(reporter.seconds),
+        }
+        return self
+
+    def _check_parameters(self) -> None:
+        """Refuse what cannot be meant, naming the parameter."""
+        own = type(self).__name__
+        for name in ("n_landmarks", "n_features", "n_blocks"):
+            check_count(f"{own}: {name}", getattr(self, name), most=MOST_OF_A_SIZE)
+        check_count(f"{own}: random_state", self.random_state, least=0, most=MOST_SEED)
+        for name in ("input_kernel", "return_kernel"):
+            kernel = getattr(self, name)
+            if not (isinstance(kernel, Matern) or is_word(kernel, "auto")):
+                raise ValueError(f"{own}: {name} must be 'auto' or a Matern kernel, got {shown(kernel)}")
+        if not is_word(self.ridge, "auto"):
+            check_number(f"{own}: ridge", self.ridge, "'auto' or a positive number", open_low=True)
+        check_word(f"{own}: precision", self.precision, ("mixed", "double"))
+        check_number(f"{own}: landmark_threshold", self.landmark_threshold, "a number ≥ 0")
+
+    def _check_data(self, store: TransitionStore) -> None:
+        """Refuse kernels that do not fit the data, and too few pairs to choose with."""
+        own = type(self).__name__
+        dims = {"input_kernel": store.state_dim + store.action_dim, "return_kernel": store.reward_dim}
+        for name, dim in dims.items():
+            kernel = getattr(self, name)
+            n_lengths = np.size(kernel.length_scale) if isinstance(kernel, Matern) else 1
+            if n_lengths not in (1, dim):
+                raise ValueError(f"{own}: {name} has {n_lengths} length scales, the data have {dim} columns")
+        if self.ridge == "auto" and min(store.n_episodes, self.n_blocks) < 2:
+            raise ValueError(
+                f"{own}: ridge='auto' needs two blocks of pairs, to leave one out; give ridge a number"
+            )
+
+    def _choose_features(self, sample: Transitions) -> None:
+        """Kernels and landmarks, from a sample of the pairs."""
+        seed = self.random_state
+        self._tried: dict[str, Any] = {}
+        input_kernel, return_kernel = self.input_kernel, self.return_kernel
+        if not isinstance(input_kernel, Matern):
+            rows = np.sort(np.random.default_rng([seed, 4]).permutation(len(sample))[:TUNING_SAMPLE])
+            part = sample.select(rows)
+            tuned = tune_input_kernel(part.inputs, part.reward, None, part.episode, random_state=seed)
+            input_kernel = tuned.kernel
+            self._tried["input_kernel"] = {
+                "length_scales": tuned.length_scales.tolist(),
+                "ridges": tuned.ridges.tolist(),
+                "errors": tuned.errors.tolist(),
+            }
+        if not isinstance(return_kernel, Matern):
+            return_kernel = median_kernel(sample.reward, random_state=seed)
+        self.input_kernel_, self.return_kernel_ = input_kernel, return_kernel
+        self.features_, self.response_features_ = (
+            NystromFeatures.from_landmarks(
+                kernel, choose_points(points, size, kernel, random_state=seed), self.landmark_threshold
+            )
+            for kernel, points, size in (
+                (input_kernel, sample.inputs, self.n_landmarks),
+                (return_kernel, sample.reward, self.n_features),
+            )
+        )
+
+    def _sum_pairs(self, store: TransitionStore, executor: Executor, reporter: Reporter) -> dict[str, Array]:
+        """One pass over the pairs; sums by folds, with ψ and ψ_Z."""
+        features, responses = self.features_, self.response_features_
+        dtype = np.float32 if self.precision == "mixed" else np.float64
+        blocks, specs = episode_blocks(store, self.n_blocks), (*INPUT_SUMS, *RESPONSE_SUMS)
+        sizes = {"block": len(blocks), "rank": features.rank, "rank_again": features.rank}
+        sizes["response_rank"] = responses.rank
+
+        with workspace(store, None) as space, reporter.stage("streaming pass", len(blocks)) as advance:
+            path = space.directory / "sums"
+            create_sums(path, specs, sizes)
+            names = tuple(spec.name for spec in specs)
+            task = StreamingPass(
+                store.path.resolve(),
+                features.astype(dtype),
+                {block.number: (Destination(path, block.number, names),) for block in blocks},
+                responses=responses.astype(dtype),
+            )
+            sum_blocks(task, blocks, executor, advance)
+            folds = read_folds([StoredBlocks([(path, block.number) for block in blocks])], features)
+        completed = responses.complete_sums(np.swapaxes(folds["response"], 1, 2))
+        return {**folds, "response": np.swapaxes(completed, 1, 2)}
+
+    def _regress(self, folds: dict[str, Array]) -> None:
+        """Coefficients of ψ_Z and of the constant on ψ."""
+        count = folds["count"]
+        if isinstance(self.ridge, str):
+            # ‖k_Z(z, ·)‖² = σ² for each response, of which ψ_Z sees nearly all.
+            square = count * self.return_kernel_.sigma**2
+            errors = cross_validate_ridge(BlockSums(folds["gram"], folds["response"], square, count))
+            self.ridge_ = RIDGES[int(np.argmin(errors))]
+            self._tried["ridge"] = {"ridges": list(RIDGES), "errors": errors.tolist()}
+        else:
+            self.ridge_ = float(self.ridge)
+        responses = np.column_stack([folds["response"].sum(axis=0), folds["mass"].sum(axis=0)])
+        solved = solve_ridge(folds["gram"].sum(axis=0), responses, float(count.sum()), self.ridge_)
+        require_finite("the regression", "raise ridge, or give the pairs in other units", solved)
+        self.coefficients_ = np.ascontiguousarray(solved[:, :-1])
+        self.mass_coefficients_ = np.ascontiguousarray(solved[:, -1])
+
+    def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Array:
+        """Values μ̂(x)(z) of the embedding.
+
+        Parameters
+        ----------
+        state, action : (n, p) and (n, q) arrays
+        at : (g, d) or (n, g, d) array
+            Return points z, common to all inputs or for each its own.
+
+        Returns
+        -------
+        (n, g) array
+        """
+        inputs = checked_inputs(self, state, action)
+        at = checked_returns(at, len(inputs), self.response_features_.landmarks.shape[1])
+        expected = by_rows(inputs, lambda x: self.features_(x) @ self.coefficients_)
+        if at.ndim == 2:
+            return expected @ self.response_features_(at).T
+        values = [self.response_features_(z) @ e for e, z in zip(expected, at, strict=True)]
+        return np.reshape(values, at.shape[:2])
+
+    def mass(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+        """Σ_j Γ_j(x) at each input, (n,): near one where there are data, towards zero far from them."""
+        inputs = checked_inputs(self, state, action)
+        return by_rows(inputs, lambda x: self.features_(x) @ self.mass_coefficients_)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted embedding as a Zarr store (no pickle) at a new path."""
+        check_is_fitted(self)
+        features, responses = self.features_, self.response_features_
+        arrays = {
+            "landmarks": features.landmarks,
+            "whitening": features.whitening,
+            "response_landmarks": responses.landmarks,
+            "response_whitening": responses.whitening,
+            "coefficients": self.coefficients_,
+            "mass": self.mass_coefficients_,
+        }
+        attributes = {
+            "parameters": parameters(self),
+            "input_kernel": to_json(self.input_kernel_),
+            "return_kernel": to_json(self.return_kernel_),
+            "ridge": self.ridge_,
+            "diagnostics": self.diagnostics_,
+        }
+        write_fitted(path, KIND, REFERENCE, arrays, attributes)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ConditionalEmbedding:
+        """Read an embedding written by :meth:`save`."""
+        fitted = open_fitted(path, KIND, REFERENCE)
+        with damage_reported(path):
+            return cls._assemble(fitted.arrays, fitted.attributes)
+
+    @classmethod
+    def _assemble(cls, arrays: dict[str, Array], attributes: dict[str, Any]) -> ConditionalEmbedding:
+        read = arrays.__getitem__
+        model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
+        model._check_parameters()
+        model.input_kernel_ = kernel_from_json(attributes["input_kernel"])
+        model.return_kernel_ = kernel_from_json(attributes["return_kernel"])
+        model.features_ = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
+        model.response_features_ = NystromFeatures(
+            model.return_kernel_, read("response_landmarks"), read("response_whitening")
+        )
+        model.coefficients_, model.mass_coefficients_ = read("coefficients"), read("mass")
+        model.ridge_, model.diagnostics_ = attributes["ridge"], attributes["diagnostics"]
+        check_number("ridge", model.ridge_, "a number ≥ 0")
+        sizes = model.diagnostics_["sizes"]
+        if sizes["state_dim"] + sizes["action_dim"] != model.features_.landmarks.shape[1]:
+            raise ValueError(f"sizes {shown(sizes)} are not those of the arrays")
+        return model
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there are coefficients."""
+        return hasattr(self, "diagnostics_")

@@ -1,0 +1,100 @@
+"""Choice of the conditioning points: the inputs at which the Bellman equation is enforced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.passes.streaming_pass import CONDITIONING_KIND
+from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.cache import Cache
+from kedrl_dask.engine.storage.directories import StoreError
+from kedrl_dask.engine.storage.schema import CONDITIONING_INPUTS
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.numerics.design.points import clusters
+from kedrl_dask.numerics.kernels.matern import Matern
+
+__all__ = ["choose_conditioning", "file_conditioning", "find_conditioning"]
+
+Array = npt.NDArray[Any]
+
+
+def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Matern) -> tuple[Array, Array]:
+    """Choose the points x*_q and weights ϱ_q of the criterion, as ``settings.conditioning`` says.
+
+    The choice depends on the data, the kernel and the seed only. There are always
+    ``settings.n_points`` points; k-means of fewer distinct inputs gives some the weight zero.
+
+    Parameters
+    ----------
+    settings : Settings
+    store : TransitionStore
+    kernel : Matern
+        The input kernel; its length scales say which distances matter to k-means.
+
+    Returns
+    -------
+    inputs : (M, p + q) array
+        State and action of each point.
+    weights : (M,) array
+        They sum to one.
+    """
+    if settings.given_points is not None:
+        return settings.given_points
+    n_points = settings.n_points(store.n_transitions)
+    rng = np.random.default_rng([settings.random_state, 6])
+    if settings.conditioning == "random":
+        return _draw_inputs(store, n_points, rng), np.full(n_points, 1.0 / n_points)
+    sample = _draw_inputs(store, settings.n_clustered(store.n_transitions), rng)
+    centers, counts = clusters(kernel.scale(sample), n_points, settings.random_state)
+    return centers * np.asarray(kernel.length_scale), counts / len(sample)
+
+
+def file_conditioning(settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache) -> Path:
+    """Path of the points and weights, chosen now or before for the same data, settings and kernel."""
+    store = store.base
+    facts = {
+        "data": store.fingerprint,
+        "seed": settings.random_state,
+        "kernel": kernel,
+        "how": [settings.n_conditioning, settings.conditioning],
+    }
+
+    def make(path: Path) -> None:
+        inputs, weights = choose_conditioning(settings, store, kernel)
+        sizes = {"point": len(inputs), "input_dim": inputs.shape[1]}
+        filed = ArrayStore.create(path, CONDITIONING_KIND, CONDITIONING_INPUTS, sizes, {}, compressed=False)
+        filed.write("input", 0, inputs)
+        filed.write("weight", 0, weights)
+        filed.finish()
+
+    return cache.get("conditioning-inputs", facts, make)
+
+
+def find_conditioning(
+    settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache
+) -> tuple[Array, Array]:
+    """The points and weights themselves."""
+    filed = ArrayStore.open(file_conditioning(settings, store, kernel, cache), CONDITIONING_KIND)
+    return filed.read("input"), filed.read("weight")
+
+
+def _draw_inputs(store: TransitionStore, n: int, rng: np.random.Generator) -> Array:
+    """Inputs of ``n`` transitions at random, or of all; only the inputs are ever in memory for all."""
+    if n < store.n_transitions:
+        return store.sample(n, rng).inputs
+    inputs, filled = np.empty((store.n_transitions, store.state_dim + store.action_dim)), 0
+    for start in range(0, store.n_rows, store.chunk_rows):
+        part = store.transitions(start, min(start + store.chunk_rows, store.n_rows)).inputs
+        inputs[filled : filled + len(part)] = part
+        filled += len(part)
+    if filled < len(inputs):
+        raise StoreError(
+            f"{store.path}: holds {filled:,} transitions, though its attributes say {len(inputs):,}; the "
+            "store is damaged: restore it from a copy, or write it again"
+        )
+    return inputs

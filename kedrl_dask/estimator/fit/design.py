@@ -1,0 +1,256 @@
+"""The choices of a fit that do not depend on the policy: kernels, landmarks, basis, grid, frequencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
+from kedrl_dask.engine.plan.partition import even_ranges
+from kedrl_dask.engine.plan.stage_costs import DESIGN_SAMPLE
+from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.cache import Cache, Facts
+from kedrl_dask.engine.storage.schema import POINTS, RETURNS, SAMPLE, TREND, ArraySpec
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.numerics.design import return_grid as grids
+from kedrl_dask.numerics.design import sizes as sizing
+from kedrl_dask.numerics.design.points import choose_points
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
+from kedrl_dask.numerics.kernels.spectral import frequencies
+from kedrl_dask.numerics.regression.cross_validation import InputTuning, median_kernel, tune_input_kernel
+from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
+
+__all__ = ["Choices", "make_choices"]
+
+Array = npt.NDArray[Any]
+
+KIND = "kedrl choices"
+#: Counts up when the automatic rules change, so that caches of earlier ones are not mistaken for theirs.
+RULES = 2
+#: Transitions for tuning.
+TUNING_SAMPLE = 4_000
+#: Rows that are read at once for the trend of all transitions.
+TREND_ROWS = 2**16
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen.
+
+    Attributes
+    ----------
+    sample : Transitions
+        The transitions that the choices were made on.
+    features : NystromFeatures
+        ψ, with the input kernel and the landmarks.
+    basis : NystromFeatures
+        The state-action basis, and its whitened sections.
+    grid : (m, d) array
+        Return atoms.
+    frequencies : (Q, d) array
+        W.
+    return_kernel : Matern
+    tuning : dict
+        What was tried for each setting that was not given, with its score.
+    trend : LinearTrend or None
+        Of the reward, with ``reward_trend="linear"``, or with "auto" where it predicts better.
+    """
+
+    sample: Transitions
+    features: NystromFeatures
+    basis: NystromFeatures
+    grid: Array
+    frequencies: Array
+    return_kernel: Matern
+    tuning: dict[str, Any]
+    trend: LinearTrend | None
+
+    def settle(self, settings: Settings) -> Settings:
+        """The settings with sizes as they were chosen."""
+        chosen = {name: self.tuning[name]["size"] for name in settings.automatic_sizes}
+        return replace(settings, **chosen)
+
+
+def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Choices:
+    """Choose, or find what was chosen for the same data and settings."""
+    store, seed = store.base, settings.random_state
+    of_sample = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
+    sample = _sample(store, cache, of_sample, seed)
+    features, basis, tuning = _points(settings, store, sample, cache, of_sample)
+    grid, return_kernel, grown = _returns(settings, store, sample, cache)
+    tuning |= grown
+    n_features = settings.n_features
+    if isinstance(n_features, str):
+        growth = sizing.choose_features(
+            return_kernel,
+            grid,
+            sample.reward,
+            settings.discount,
+            settings.spectral,
+            store.n_transitions,
+            seed,
+        )
+        n_features, tuning["n_features"] = growth.size, growth.to_dict()
+    waves = frequencies(return_kernel, store.reward_dim, n_features, settings.spectral, seed)
+    trend, tried = _trend(settings, sample, features, waves)
+    if trend is not None and len(sample) < store.n_transitions:
+        trend = _refit(trend, store, cache, of_sample)
+    return Choices(sample, features, basis, grid, waves, return_kernel, tuning | tried, trend)
+
+
+def _file(path: Path, specs: tuple[ArraySpec, ...], arrays: dict[str, Array], facts: Facts) -> None:
+    """Write arrays into a new store."""
+    sizes = {d: n for spec in specs for d, n in zip(spec.dims, arrays[spec.name].shape, strict=True)}
+    filed = ArrayStore.create(path, KIND, specs, sizes, {}, facts)
+    for spec in specs:
+        if arrays[spec.name].size:
+            filed.write(spec.name, 0, arrays[spec.name])
+    filed.finish()
+
+
+def _sample(store: TransitionStore, cache: Cache, facts: Facts, seed: int) -> Transitions:
+    def make(path: Path) -> None:
+        sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([seed, 1]))
+        _file(path, SAMPLE, vars(sample), {})
+
+    filed = ArrayStore.open(cache.get("sample", facts, make), KIND)
+    return Transitions(**{spec.name: filed.read(spec.name) for spec in SAMPLE})
+
+
+def _points(
+    settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache, of_sample: Facts
+) -> tuple[NystromFeatures, NystromFeatures, dict[str, Any]]:
+    """Landmarks and basis in the coordinates of the input kernel, which is tuned first if it is not given."""
+    names = ("input_kernel", "n_landmarks", "n_basis", "points", "landmark_threshold", "random_state")
+    facts = {"sample": of_sample, "rules": RULES} | {name: getattr(settings, name) for name in names}
+
+    def make(path: Path) -> None:
+        kernel, tried, seed = settings.input_kernel, {}, settings.random_state
+        if not isinstance(kernel, Matern):
+            tuning = _tune(settings, sample)
+            kernel, tried["input_kernel"] = tuning.kernel, tuning.to_dict()
+        chosen = []
+        names: tuple[Literal["n_landmarks", "n_basis"], ...] = ("n_landmarks", "n_basis")
+        for i, name in enumerate(names):
+            size = getattr(settings, name)
+            if isinstance(size, str):
+                growth = sizing.choose_landmarks(name, kernel, sample.inputs, store.n_transitions, seed)
+                size, tried[name] = growth.size, growth.to_dict()
+            points = choose_points(sample.inputs, size, kernel, settings.points, seed + i)
+            chosen.append(NystromFeatures.from_landmarks(kernel, points, settings.landmark_threshold))
+        arrays = {"landmarks": chosen[0].landmarks, "whitening": chosen[0].whitening}
+        arrays |= {"basis": chosen[1].landmarks, "basis_whitening": chosen[1].whitening}
+        _file(path, POINTS, arrays, {"kernel": kernel.to_dict(), "tuning": tried})
+
+    filed = ArrayStore.open(cache.get("points", facts, make), KIND)
+    kernel = Matern.from_dict(filed.attributes["kernel"])
+    features = NystromFeatures(kernel, filed.read("landmarks"), filed.read("whitening"))
+    basis = NystromFeatures(kernel, filed.read("basis"), filed.read("basis_whitening"))
+    return features, basis, filed.attributes["tuning"]
+
+
+def _trend(
+    settings: Settings, sample: Transitions, features: NystromFeatures, waves: Array
+) -> tuple[LinearTrend | None, dict[str, Any]]:
+    """The reward's trend, if there is to be one, and what was tried for it."""
+    tried, wanted = {}, settings.reward_trend
+    if wanted == "auto":
+        ridge = settings.ridge_gamma
+        given = None if isinstance(ridge, str) else (float(ridge),)
+        trial = try_trend(features, sample.inputs, sample.reward, sample.episode, waves, given)
+        tried["reward_trend"] = trial.to_dict()
+        wanted = "linear" if trial.accepted else "none"
+    return LinearTrend.fit(sample.inputs, sample.reward) if wanted == "linear" else None, tried
+
+
+def _refit(trend: LinearTrend, store: TransitionStore, cache: Cache, of_sample: Facts) -> LinearTrend:
+    """The trend of all transitions, from that of the sample."""
+
+    def make(path: Path) -> None:
+        parts = (store.transitions(start, stop) for start, stop in even_ranges(store.n_rows, TREND_ROWS))
+        found = [trend.moments(part.inputs, part.reward - trend(part.inputs)) for part in parts]
+        whole = trend.refit(TrendMoments(*(sum(sums) for sums in zip(*found, strict=True))))
+        _file(path, TREND, whole.to_arrays(), {})
+
+    filed = ArrayStore.open(cache.get("trend", {"sample": of_sample, "trend": trend}, make), KIND)
+    return LinearTrend.from_arrays({spec.name: filed.read(spec.name) for spec in TREND})
+
+
+def _tune(settings: Settings, sample: Transitions) -> InputTuning:
+    rng = np.random.default_rng([settings.random_state, 4])
+    rows = np.sort(rng.permutation(len(sample))[:TUNING_SAMPLE])
+    part = sample.select(rows)
+    return tune_input_kernel(
+        part.inputs, part.reward, part.next_state, part.episode, random_state=settings.random_state
+    )
+
+
+def _returns(
+    settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache
+) -> tuple[Array, Matern, dict[str, Any]]:
+    """Return kernel and grid, from observed discounted returns where they are not given."""
+    names = (
+        "discount",
+        "return_kernel",
+        "n_atoms",
+        "grid",
+        "grid_expansion",
+        "reward_bounds",
+        "random_state",
+    )
+    facts = {"data": store.fingerprint, "seed": settings.random_state, "rules": RULES}
+    facts |= {name: getattr(settings, name) for name in names}
+
+    def make(path: Path) -> None:
+        returns = _observed_returns(settings, store)
+        kernel = settings.return_kernel
+        if not isinstance(kernel, Matern):
+            kernel = median_kernel(returns, random_state=settings.random_state)
+        tried = {}
+        size = settings.n_atoms
+        if "n_atoms" in settings.automatic_sizes:
+            growth = _grow_atoms(settings, returns, sample.reward, kernel, store.n_transitions)
+            size, tried["n_atoms"] = growth.size, growth.to_dict()
+        grid = _grid(settings, size, returns, kernel)
+        _file(path, RETURNS, {"grid": grid}, {"kernel": kernel.to_dict(), "tuning": tried})
+
+    filed = ArrayStore.open(cache.get("returns", facts, make), KIND)
+    return filed.read("grid"), Matern.from_dict(filed.attributes["kernel"]), filed.attributes["tuning"]
+
+
+def _observed_returns(settings: Settings, store: TransitionStore) -> Array:
+    seed = settings.random_state
+    rows = store.episode_windows(5 * DESIGN_SAMPLE, np.random.default_rng([seed, 2]))
+    returns = grids.discounted_returns(rows.reward, rows.episode, rows.terminated, settings.discount)
+    if len(returns) > DESIGN_SAMPLE:
+        returns = np.random.default_rng([seed, 3]).choice(returns, DESIGN_SAMPLE, replace=False)
+    return returns
+
+
+def _grow_atoms(
+    settings: Settings, returns: Array, reward: Array, kernel: Matern, n_transitions: int
+) -> sizing.Growth:
+    """Choose m with atoms at observed returns, or with those that fill the box of the reward bounds."""
+    seed = settings.random_state
+    if settings.reward_bounds is not None:
+        low, high = grids.bellman_box(*settings.reward_bounds, settings.discount)
+        atoms = grids.box_grid(low, high, sizing.MOST["n_atoms"], seed)
+    else:
+        atoms = np.random.default_rng([seed, 14]).permutation(np.unique(returns, axis=0))
+    return sizing.choose_atoms(kernel, atoms, returns, reward, settings.discount, n_transitions, seed)
+
+
+def _grid(settings: Settings, size: Any, returns: Array, kernel: Matern) -> Array:
+    if settings.grid is not None:
+        return np.array(settings.grid, dtype=np.float64)
+    if settings.reward_bounds is not None:
+        low, high = grids.bellman_box(*settings.reward_bounds, settings.discount)
+        return grids.box_grid(low, high, size, settings.random_state)
+    return grids.return_grid(
+        returns, size, kernel, settings.grid_expansion, random_state=settings.random_state
+    )

@@ -1,0 +1,208 @@
+"""The stages of a fit, in order: design, ratio, streaming pass, regression, the problem, its solution."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes.streaming_pass import Continuation, warm_up
+from kedrl_dask.engine.plan.plan import Plan
+from kedrl_dask.engine.storage.cache import Cache
+from kedrl_dask.engine.storage.directories import remove
+from kedrl_dask.engine.storage.untrusted import checked_path
+from kedrl_dask.estimator.fit.design import Choices, make_choices
+from kedrl_dask.estimator.fit.paired import Pairing
+from kedrl_dask.estimator.fit.planning import checked_plan
+from kedrl_dask.estimator.fit.policy_check import PolicyWarning, rehearse
+from kedrl_dask.estimator.fit.regression import RegressionSums, Ridges, Tried, choose_ridges, regress
+from kedrl_dask.estimator.fit.separated import Prepared, separated_problem
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.estimator.fit.streaming import stream
+from kedrl_dask.estimator.fitted.predict import exact_operators
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.policies.draws import PolicyError, checked_draws
+from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.regression.density_ratio import DensityRatio
+from kedrl_dask.numerics.regression.operators import ConditionalOperators
+from kedrl_dask.numerics.solvers import Solution, by_name
+from kedrl_dask.numerics.solvers.base import Keeper, Problem, Record
+from kedrl_dask.utils.checks import shown
+from kedrl_dask.utils.exceptions import require_finite
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["Fit", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_fit", "workspace"]
+
+Array = npt.NDArray[Any]
+
+#: N·λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows. The smallest
+#: λ_B in the same units is where the solver still converges with products in single precision.
+RELATIVE_RIDGE_B, SMALLEST_RIDGE_B = 1e-3, 1e-10
+#: What to do about numbers that leave the range of floats.
+SCALES = "give states, actions and rewards in units in which they are of ordinary size"
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Everything that a fit produced."""
+
+    choices: Choices
+    operators: ConditionalOperators
+    solution: Solution
+    ridges: Ridges
+    tried_ridges: Tried
+    ridge_b: float
+    mass_penalty: float
+    sums: RegressionSums
+    continuation: Continuation
+    gamma_mass: Array
+    plan: Plan
+    target: Array | None  # of the paired construction
+
+    @property
+    def ratio(self) -> DensityRatio | None:
+        """η̂, with ``continuation="ratio"``."""
+        return self.continuation.ratio
+
+
+def check_policy(policy: Policy, store: TransitionStore) -> None:
+    """Draw actions at logged states, so that a policy that cannot be used fails before the passes."""
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise PolicyError(f"fit: policy must be one of kedrl_dask.policies, got {shown(policy)}")
+    state = store.transitions(0, min(64, store.n_rows)).inputs[:8, : store.state_dim]
+    q = policy.action_dim
+    if q not in (None, store.action_dim):
+        raise PolicyError(f"fit: the policy returns {q} action columns, the store has {store.action_dim}")
+    rng = np.random.default_rng(0)
+    checked_draws(policy, state, 1, rng, store.action_dim, "the first rows of the store")
+    for finding in rehearse(policy, store).findings:
+        warnings.warn(finding, PolicyWarning, stacklevel=4)
+
+
+@contextmanager
+def workspace(store: TransitionStore, cache: str | Path | None) -> Iterator[Cache]:
+    """Directory for what the passes write: ``cache`` if given, which is kept, else one that is removed.
+
+    It stands beside the store, because workers on other machines reach that place.
+    """
+    if cache is not None:
+        yield Cache(checked_path(cache, "cache"))
+        return
+    try:
+        path = Path(mkdtemp(prefix=".kedrl-", dir=store.path.resolve().parent))
+    except OSError as error:
+        raise OSError(
+            f"{store.path.resolve().parent}: cannot be written ({error}); "
+            "give fit(..., cache=directory) a place that all workers reach"
+        ) from error
+    try:
+        yield Cache(path)
+    finally:
+        remove(path)
+
+
+def run_fit(
+    settings: Settings,
+    store: TransitionStore,
+    policy: Policy,
+    executor: Executor,
+    memory: int | str | None,
+    cache: Cache,
+    reporter: Reporter,
+    keeper: Keeper | None = None,
+) -> Fit:
+    """Run all stages; see the module. The plan is for the sizes that the design chose.
+
+    With a keeper the solver goes on from what it has kept.
+    """
+    executor.warm_up(warm_up)
+    with reporter.stage("design"):
+        choices = make_choices(settings, store, cache)
+    chosen = choices.grid, choices.frequencies, choices.features.whitening, choices.basis.whitening
+    require_finite("the design", SCALES, *chosen)
+    settings = choices.settle(settings)
+    plan = checked_plan(settings, store, executor, memory, cache)
+    reporter.note("plan", plan=plan.to_dict())
+    streamed = stream(settings, store, policy, choices, executor, cache, reporter)
+    with reporter.stage("regression"):
+        sums, continuation = streamed.collect(choices.features, settings.n_folds)
+        require_finite("the sums over transitions", SCALES, sums.gram, sums.reward, sums.continuation)
+        ridges, tried = choose_ridges(settings.ridge_gamma, sums, choices.trend is not None)
+        operators = regress(choices, sums, ridges)
+        regressed = operators.continuation, operators.reward, operators.mass
+        require_finite("the regression", "raise ridge_gamma", *regressed)
+        if settings.operators == "exact":
+            fixed = choices.grid, choices.return_kernel, settings.discount, ridges.gamma
+            operators = exact_operators(operators, store, *fixed)
+    ridge_b = choose_ridge_b(
+        settings.ridge_b, choices.features.kernel, choices.return_kernel, sums.n_transitions
+    )
+    mass_penalty = choose_mass_penalty(settings.mass_penalty, choices.return_kernel)
+    start = Prepared(
+        settings, store, choices, operators, ridges, ridge_b, mass_penalty, plan, executor, cache
+    )
+    target = None
+    if settings.construction == "separated":
+        problem, gamma_mass = separated_problem(start, reporter)
+        solution = _solve(settings, problem, reporter, keeper)
+    else:
+        pairing = Pairing(start, sums, continuation, streamed.facts)
+        paired_problem, gamma_mass = pairing.problem(reporter)
+        solution = _solve(settings, paired_problem, reporter, keeper)
+        target = paired_problem.target(solution.coefficients)
+    # From the whitened basis to B.
+    solution = replace(solution, coefficients=choices.basis.whitening @ solution.coefficients)
+    require_finite("the fitted coefficients", f"raise ridge_b, or {SCALES}", solution.coefficients)
+    return Fit(
+        choices,
+        operators,
+        solution,
+        ridges,
+        tried,
+        ridge_b,
+        mass_penalty,
+        sums,
+        continuation,
+        gamma_mass,
+        plan,
+        target,
+    )
+
+
+def choose_ridge_b(
+    given: float | str, input_kernel: Matern, return_kernel: Matern, n_transitions: float
+) -> float:
+    """λ_B as given, or 10⁻³·σ_X²σ_Z²/N: its bias falls faster than the error of the regression."""
+    if not isinstance(given, str):
+        return float(given)
+    relative = max(RELATIVE_RIDGE_B / n_transitions, SMALLEST_RIDGE_B)
+    return relative * (input_kernel.sigma * return_kernel.sigma) ** 2
+
+
+def choose_mass_penalty(given: float | str, return_kernel: Matern) -> float:
+    """λ_mass as given, or σ_Z²: the weight that a missing mass has in the residual, at a single atom.
+
+    All terms of the criterion are then proportional to σ_Z², so that the coefficients do not depend on it.
+    """
+    return return_kernel.sigma**2 if isinstance(given, str) else float(given)
+
+
+def _solve(settings: Settings, problem: Problem, reporter: Reporter, keeper: Keeper | None) -> Solution:
+    with reporter.stage("solver") as advance:
+
+        def report(record: Record) -> None:
+            advance(1, f"criterion {record.value:.4g}, gradient {record.certificate:.1e}")
+
+        solver = by_name(settings.solver)
+        if keeper is None:
+            return solver.solve(problem, report=report)
+        return solver.solve(problem, report=report, keeper=keeper)

@@ -1,0 +1,141 @@
+"""The problem of the separated construction: operators at conditioning points, and the criterion there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes.separated_objective import BellmanObjective
+from kedrl_dask.engine.passes.streaming_pass import CONDITIONING_KIND, Conditioning, evaluate_points
+from kedrl_dask.engine.plan.partition import in_groups
+from kedrl_dask.engine.plan.plan import Plan
+from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.cache import Cache, Facts
+from kedrl_dask.engine.storage.schema import (
+    CONDITIONING,
+    CONDITIONING_BLOCKS,
+    CONDITIONING_CONTINUATION,
+    CONDITIONING_FEATURES,
+)
+from kedrl_dask.estimator.fit.conditioning import find_conditioning
+from kedrl_dask.estimator.fit.design import Choices
+from kedrl_dask.estimator.fit.regression import Ridges
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.estimator.fitted.predict import return_space
+from kedrl_dask.numerics.criterion.separated import Penalties
+from kedrl_dask.numerics.regression.operators import ConditionalOperators
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["Prepared", "separated_problem"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the problem of either construction is made from.
+
+    Attributes
+    ----------
+    settings : Settings
+    store : TransitionStore
+    choices : Choices
+    operators : ConditionalOperators
+        The regression, in features or exact.
+    ridges : Ridges
+        λ_Γ, and that of the reward.
+    ridge_b, mass_penalty : float
+        λ_B and λ_mass.
+    plan : Plan
+    executor : Executor
+    cache : Cache
+    """
+
+    settings: Settings
+    store: TransitionStore
+    choices: Choices
+    operators: ConditionalOperators
+    ridges: Ridges
+    ridge_b: float
+    mass_penalty: float
+    plan: Plan
+    executor: Executor
+    cache: Cache
+
+    @property
+    def penalties(self) -> Penalties:
+        """λ_mass and λ_neg."""
+        return Penalties(self.mass_penalty, 1.0, self.settings.negative_penalty)
+
+
+def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjective, Array]:
+    """The criterion, ready for a solver; and the mass ΣΓ at the conditioning points."""
+    choices, operators = start.choices, start.operators
+    ranges = start.settings.ranges(start.store.base.n_transitions)
+    with reporter.stage("conditioning points", len(ranges)) as advance:
+        points = _condition(start, operators, ranges, advance)
+    fixed = choices.grid, choices.frequencies, start.settings.discount, choices.return_kernel
+    problem = BellmanObjective(
+        start.executor,
+        points,
+        in_groups(ranges, start.executor.n_threads),
+        start.plan.residency,
+        return_space(operators, *fixed),
+        start.penalties,
+        start.ridge_b,
+    )
+    return problem, ArrayStore.open(points.points, CONDITIONING_KIND).read("mass")
+
+
+def _condition(
+    start: Prepared, operators: ConditionalOperators, ranges: list[tuple[int, int]], advance: Any
+) -> Conditioning:
+    """Choose the conditioning points and evaluate the operators there."""
+    settings, store, choices, cache = start.settings, start.store, start.choices, start.cache
+    executor, n_points = start.executor, ranges[-1][1]
+    inputs, weights = find_conditioning(settings, store, operators.kernel, cache)
+    target = CONDITIONING_BLOCKS if settings.operators == "exact" else CONDITIONING_FEATURES
+    target = tuple(spec for spec in target if store.n_terminal > 0 or "terminal" not in spec.name)
+    stored = {"basis", "continuation", *(spec.name for spec in target)}
+    dtype, m = settings.dtype, len(choices.grid)
+    sizes = {"point": n_points, "input_dim": inputs.shape[1], "basis": choices.basis.rank}
+    sizes |= {"wave": operators.reward.shape[1], "atom": m, "atom_again": m}
+    whitened = replace(operators, continuation=operators.continuation @ choices.basis.whitening)
+
+    def create(kind: str, path: Path) -> None:
+        specs = CONDITIONING + target if kind == "conditioning" else CONDITIONING_CONTINUATION
+        specs = tuple(replace(s, dtype=dtype.name) if s.name in stored else s for s in specs)
+        chunks = {"point": ranges[0][1]}
+        ArrayStore.create(path, CONDITIONING_KIND, specs, sizes, chunks, compressed=False).finish()
+
+    def compute(paths: dict[str, Path], numbers: list[int]) -> None:
+        with_own, with_shared = (kind in paths for kind in ("conditioning-policy", "conditioning"))
+        if with_shared:
+            points = ArrayStore.open(paths["conditioning"], CONDITIONING_KIND, writable=True)
+            for start, stop in (ranges[i] for i in numbers):
+                points.write("input", start, inputs[start:stop])
+                points.write("weight", start, weights[start:stop])
+        blocks = [(i, ranges[i]) for i in numbers]
+        executor.map(evaluate_points, blocks, executor.share(task), with_shared, with_own, advance=advance)
+
+    facts: dict[str, Facts] = {}
+    facts["conditioning"] = {
+        "points": [inputs, weights, ranges[0][1]],
+        "basis": [choices.basis.kernel, choices.basis.landmarks, choices.basis.whitening],
+        "features": [choices.features.landmarks, choices.features.whitening],
+        "operators": operators.target_facts,
+        "precision": dtype.name,
+    }
+    facts["conditioning-policy"] = {**facts["conditioning"], "continuation": whitened.continuation}
+    places = (
+        cache.path("conditioning", facts["conditioning"]),
+        cache.path("conditioning-policy", facts["conditioning-policy"]),
+    )
+    task = Conditioning(*places, whitened, choices.basis, dtype)
+    cache.complete(facts, len(ranges), create, compute)
+    return task

@@ -1,0 +1,394 @@
+"""The settings of a fit, checked before any work starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.engine.data.encoding import Encoding
+from kedrl_dask.engine.plan.partition import even_ranges
+from kedrl_dask.engine.plan.plan import Form
+from kedrl_dask.engine.plan.stage_costs import N_FOLDS
+from kedrl_dask.numerics.design.sizes import MOST, Size
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.spectral import METHODS, Method
+from kedrl_dask.numerics.regression.density_ratio import ULSIF
+from kedrl_dask.numerics.solvers import PCG, Solver, by_name
+from kedrl_dask.utils.checks import (
+    MOST_SEED,
+    as_numbers,
+    check_count,
+    check_number,
+    check_word,
+    is_word,
+    shown,
+)
+
+__all__ = ["Conditioning", "Settings", "exact_rows"]
+
+Array = npt.NDArray[Any]
+#: A way to choose the conditioning points, the points themselves, or points and weights.
+Conditioning = Literal["random", "kmeans"] | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
+
+#: Conditioning points when their number is not given and there are more transitions.
+DEFAULT_CONDITIONING = 20_000
+#: Most conditioning points of a chunk, and what the number of chunks is a multiple of: the usual numbers of
+#: workers then have equal shares.
+CHUNK_POINTS, CHUNK_MULTIPLE = 4_096, 8
+#: Fewest points of a chunk with exact operators, where every chunk evaluates the kernel between all shifted
+#: rewards anew, and the most bytes of its H and G.
+EXACT_POINTS, EXACT_BYTES = 512, 2**27
+#: Transitions that k-means divides: five for each conditioning point, but between these.
+FEWEST_CLUSTERED, MOST_CLUSTERED = 20_000, 100_000
+#: Largest sizes and numbers of draws that can be meant; below them a plan says what they cost.
+MOST_OF_A_SIZE, MOST_DRAWS = 10**6, 4_096
+#: Largest penalties, expansion of the grid and returns: products of them stay in the range of floats.
+LARGEST_PENALTY, LARGEST_EXPANSION, LARGEST_RETURN, LARGEST_SIGMA = 1e30, 1e6, 1e100, 1e6
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parameters of :class:`~kedrl_dask.KEDRL`, under the same names; see there."""
+
+    discount: float
+    construction: Literal["separated", "paired"]
+    continuation: Literal["sampled", "ratio"]
+    solver: str | Solver
+    input_kernel: Matern | Literal["auto"]
+    return_kernel: Matern | Literal["auto"]
+    n_atoms: int | Literal["auto"]
+    n_basis: int | Literal["auto"]
+    n_landmarks: int | Literal["auto"]
+    n_features: int | Literal["auto"]
+    n_conditioning: int | float | Literal["all"] | None
+    conditioning: Conditioning
+    ridge_gamma: float | Literal["auto"]
+    ridge_b: float | Literal["auto"]
+    mass_penalty: float | Literal["auto"]
+    negative_penalty: float
+    grid: npt.ArrayLike | None
+    grid_expansion: float
+    reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None
+    paired_form: Literal["auto", "contracted", "matrix-free"]
+    n_draws: int | Literal["auto"]
+    ratio: ULSIF | None
+    spectral: Method
+    points: Literal["kmeans", "random"]
+    landmark_threshold: float
+    n_blocks: int
+    chunk_points: int | Literal["auto"]
+    precision: Literal["mixed", "double"]
+    random_state: int
+    operators: Literal["features", "exact"]
+    reward_trend: Literal["none", "linear", "auto"]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, naming the parameter."""
+        discount = self.discount
+        if not (isinstance(discount, Real) and 0 < discount < 1):
+            raise ValueError(f"KEDRL: discount must lie strictly between 0 and 1, got {discount!r}")
+        self._check_choices()
+        self._check_count("n_blocks")
+        self._check_conditioning()
+        for name in (*MOST, "n_draws", "chunk_points"):
+            if not is_word(getattr(self, name), "auto"):
+                self._check_count(name, "'auto' or ")
+        check_count("KEDRL: random_state", self.random_state, least=0, most=MOST_SEED)
+        for name in ("ridge_gamma", "ridge_b"):
+            if not is_word(getattr(self, name), "auto"):
+                self._check_number(name, "'auto' or a positive number", open_low=True, high=LARGEST_PENALTY)
+        if not is_word(self.mass_penalty, "auto"):
+            self._check_number("mass_penalty", "'auto' or a number ≥ 0", high=LARGEST_PENALTY)
+        self._check_number("negative_penalty", "a number ≥ 0", high=LARGEST_PENALTY)
+        self._check_number("landmark_threshold", "a number ≥ 0")
+        self._check_number("grid_expansion", "at least 1", low=1, high=LARGEST_EXPANSION)
+        self._check_solver()
+
+    def _check_number(self, name: str, expected: str, high: float = np.inf, **bounds: Any) -> None:
+        value = getattr(self, name)
+        check_number(f"KEDRL: {name}", value, expected, **bounds)
+        if value > high:
+            raise ValueError(f"KEDRL: {name} must be at most {high:g}, got {value!r}")
+
+    def _check_choices(self) -> None:
+        choices: dict[str, tuple[Any, ...]] = {
+            "construction": ("separated", "paired"),
+            "paired_form": ("auto", "contracted", "matrix-free"),
+            "continuation": ("sampled", "ratio"),
+            "spectral": METHODS,
+            "points": ("kmeans", "random"),
+            "precision": ("mixed", "double"),
+            "operators": ("features", "exact"),
+            "reward_trend": ("none", "linear", "auto"),
+        }
+        for name, allowed in choices.items():
+            check_word(f"KEDRL: {name}", getattr(self, name), allowed)
+        if self.operators == "exact" and self.construction != "separated":
+            raise ValueError(
+                f"KEDRL: operators='exact' needs construction='separated', got {self.construction!r}: "
+                "only there the target is made of H and G"
+            )
+        if self.reward_trend != "none" and (self.construction, self.operators) != ("separated", "features"):
+            raise ValueError(
+                f"KEDRL: reward_trend={self.reward_trend!r} needs construction='separated' and "
+                f"operators='features', got {self.construction!r} and {self.operators!r}: only there the "
+                "reward has a regression of its own; leave reward_trend at 'none'"
+            )
+        for name in ("input_kernel", "return_kernel"):
+            kernel = getattr(self, name)
+            if not (isinstance(kernel, Matern) or is_word(kernel, "auto")):
+                raise ValueError(f"KEDRL: {name} must be 'auto' or a Matern kernel, got {shown(kernel)}")
+            if isinstance(kernel, Matern) and not 1 / LARGEST_SIGMA <= kernel.sigma <= LARGEST_SIGMA:
+                raise ValueError(
+                    f"KEDRL: {name} must have a sigma between {1 / LARGEST_SIGMA:g} and {LARGEST_SIGMA:g}, "
+                    f"as single precision has to hold its square, got {kernel.sigma!r}"
+                )
+        if self.ratio is not None and not isinstance(self.ratio, ULSIF):
+            raise ValueError(f"KEDRL: ratio must be None or ULSIF settings, got {shown(self.ratio)}")
+
+    def _check_count(self, name: str, otherwise: str = "") -> None:
+        most = MOST_DRAWS if name == "n_draws" else MOST_OF_A_SIZE
+        check_count(f"KEDRL: {name}", getattr(self, name), otherwise=otherwise, most=most)
+
+    def _check_conditioning(self) -> None:
+        n = self.n_conditioning
+        is_count = isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 1
+        is_share = isinstance(n, Real) and not isinstance(n, Integral) and 0 < n <= 1
+        if not (is_count or is_share or n is None or (isinstance(n, str) and n == "all")):
+            raise ValueError(
+                "KEDRL: n_conditioning must be an integer ≥ 1, a fraction in (0, 1] of the transitions, "
+                f"'all' or None, got {shown(n)}"
+            )
+        if isinstance(self.conditioning, str) and self.conditioning not in ("random", "kmeans"):
+            raise ValueError(
+                "KEDRL: conditioning must be 'random', 'kmeans', an array of points or (points, weights), "
+                f"got {self.conditioning!r}"
+            )
+        if self.given_points is not None and n is not None:
+            raise ValueError(
+                f"KEDRL: conditioning gives {len(self.given_points[0])} points, so n_conditioning must be "
+                f"None, got {n!r}"
+            )
+
+    @cached_property
+    def given_points(self) -> tuple[Array, Array] | None:
+        """Conditioning points (M, p + q) with weights (M,) that sum to one, if they were given."""
+        given: Any = self.conditioning
+        if isinstance(given, str):
+            return None
+        if isinstance(given, tuple) and len(given) == 2 and _n_axes(given[0]) == 2:
+            points = _as_points(given[0])
+            return points, _as_weights(given[1], len(points))
+        points = _as_points(given)
+        return points, np.full(len(points), 1.0 / len(points))
+
+    def _check_solver(self) -> None:
+        solver = by_name(self.solver)
+        if isinstance(solver, type) or not callable(getattr(solver, "solve", None)):
+            raise ValueError(f"KEDRL: solver must be a name or a solver object, got {shown(self.solver)}")
+        if isinstance(solver, PCG) and self.negative_penalty > 0:
+            raise ValueError("KEDRL: solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
+
+    def check_data(self, state_dim: int, action_dim: int, reward_dim: int, n_transitions: int) -> None:
+        """Refuse kernels, points, a grid or bounds that do not fit the data."""
+        self._check_points(state_dim + action_dim, n_transitions)
+        for name, dim in (("input_kernel", state_dim + action_dim), ("return_kernel", reward_dim)):
+            kernel = getattr(self, name)
+            n_lengths = np.size(kernel.length_scale) if isinstance(kernel, Matern) else 1
+            if n_lengths not in (1, dim):
+                raise ValueError(f"KEDRL: {name} has {n_lengths} length scales, the data have {dim} columns")
+        if self.grid is not None:
+            grid = as_numbers("KEDRL: grid", self.grid, finite=False)
+            fits = grid.ndim == 2 and grid.shape[1] == reward_dim and len(grid) > 0
+            if not (fits and (np.abs(grid) <= LARGEST_RETURN).all()):
+                raise ValueError(
+                    f"KEDRL: grid must be finite with one row per atom and {reward_dim} columns, "
+                    f"got shape {grid.shape}"
+                )
+        if self.reward_bounds is not None:
+            self._check_bounds(reward_dim)
+
+    def in_own_units(self, encoding: Encoding | None) -> Settings:
+        """The same with lengths of given kernels in the units of the stored columns.
+
+        This is all that becomes of standardisation: see :mod:`kedrl_dask.engine.data.encoding`.
+        """
+        if encoding is None or not encoding.scales:
+            return self
+        ratio = self.ratio
+        if ratio is not None:
+            ratio = replace(ratio, kernel=encoding.in_own_units(ratio.kernel, "state", "action"))
+        return replace(
+            self,
+            input_kernel=encoding.in_own_units(self.input_kernel, "state", "action"),
+            return_kernel=encoding.in_own_units(self.return_kernel, "reward"),
+            ratio=ratio,
+        )
+
+    def _check_bounds(self, reward_dim: int) -> None:
+        given: Any = self.reward_bounds
+        if not (isinstance(given, tuple | list) and len(given) == 2):
+            raise ValueError(f"KEDRL: reward_bounds must be (low, high), got {shown(given)}")
+        low, high = (
+            np.atleast_1d(as_numbers("KEDRL: reward_bounds", bound, finite=False)) for bound in given
+        )
+        if low.shape != (reward_dim,) or high.shape != (reward_dim,):
+            shapes = [low.shape, high.shape]
+            raise ValueError(
+                f"KEDRL: reward_bounds must be (low, high), {reward_dim} numbers each, not {shapes}"
+            )
+        if not (np.abs([low, high]) <= LARGEST_RETURN).all() or not (
+            (low <= high).all() and (low < high).any()
+        ):
+            raise ValueError(
+                "KEDRL: reward bounds must be finite with low ≤ high, and not all the same, "
+                f"got {low.tolist()} and {high.tolist()}"
+            )
+
+    def _check_points(self, input_dim: int, n_transitions: int) -> None:
+        if self.given_points is not None:
+            shape = self.given_points[0].shape
+            if shape[1] != input_dim:
+                raise ValueError(
+                    f"KEDRL: conditioning points have shape {shape}, expected (M, {input_dim}): one row of "
+                    "state and action for each"
+                )
+        elif self.conditioning == "kmeans":
+            n_points, n_clustered = self.n_points(n_transitions), self.n_clustered(n_transitions)
+            if 2 * n_points > n_clustered:
+                raise ValueError(
+                    f"KEDRL: conditioning='kmeans' cannot divide {n_clustered:,} transitions into "
+                    f"{n_points:,} clusters worth the name; give n_conditioning at most "
+                    f"{n_clustered // 2:,}, or use conditioning='random'"
+                )
+
+    def n_points(self, n_transitions: int) -> int:
+        """Number M of conditioning points."""
+        if self.given_points is not None:
+            return len(self.given_points[0])
+        n = self.n_conditioning
+        if n is None:
+            return min(DEFAULT_CONDITIONING, n_transitions)
+        if n == "all":
+            return n_transitions
+        if isinstance(n, Integral):
+            return min(int(n), n_transitions)
+        return ceil(Fraction(str(n)) * n_transitions)  # of the fraction as written: 0.07 of 100 is 7
+
+    def n_clustered(self, n_transitions: int) -> int:
+        """Number of transitions that k-means divides among the conditioning points."""
+        wanted = max(FEWEST_CLUSTERED, 5 * self.n_points(n_transitions))
+        return min(wanted, MOST_CLUSTERED, n_transitions)
+
+    def ranges(self, n_transitions: int) -> list[tuple[int, int]]:
+        """Chunks of conditioning points; of nothing but sizes of the fit, so that results are too."""
+        n_points = self.n_points(n_transitions)
+        if not isinstance(self.chunk_points, str):
+            return even_ranges(n_points, self.chunk_points)
+        if self.operators == "exact":
+            wanted = max(EXACT_POINTS, -(-n_points // CHUNK_MULTIPLE))
+            return even_ranges(n_points, min(wanted, exact_rows(self.grid_size)))
+        n_chunks = CHUNK_MULTIPLE * -(-n_points // (CHUNK_MULTIPLE * CHUNK_POINTS))
+        return even_ranges(n_points, -(-n_points // n_chunks))
+
+    @property
+    def n_folds(self) -> int:
+        """Folds by which sums are kept in memory: those of the cross-validation, if λ_Γ is chosen by one."""
+        return N_FOLDS if isinstance(self.ridge_gamma, str) else 1
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """What a plan may choose from."""
+        if self.construction == "separated":
+            return ("separated",)
+        return ("contracted", "matrix-free") if self.paired_form == "auto" else (self.paired_form,)
+
+    @property
+    def grid_size(self) -> int:
+        """Number m of atoms."""
+        return self.largest("n_atoms") if self.grid is None else len(np.asarray(self.grid))
+
+    def largest(self, name: Size) -> int:
+        """A size as given, or the largest that can be chosen."""
+        given: int | str = getattr(self, name)
+        return MOST[name] if isinstance(given, str) else given
+
+    @property
+    def automatic_sizes(self) -> list[Size]:
+        """Those that the design chooses."""
+        names: list[Size] = [name for name in MOST if isinstance(getattr(self, name), str)]
+        return [name for name in names if name != "n_atoms" or self.grid is None]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the products; sums are always in double precision.
+
+        With exact operators all is in double precision. The criterion is convex because [[K_Z, −H], [−Hᵀ, G]]
+        is positive semidefinite, whose smallest eigenvalues are zero but for rounding: H and G rounded to
+        single precision would make some of them negative. Features cannot: there the criterion is a square.
+        """
+        is_single = self.precision == "mixed" and self.operators == "features"
+        return np.dtype(np.float32 if is_single else np.float64)
+
+
+def exact_rows(n_atoms: int) -> int:
+    """Most inputs at which exact operators are evaluated at once."""
+    return max(1, min(CHUNK_POINTS, EXACT_BYTES // (16 * n_atoms**2)))
+
+
+def _n_axes(given: Any) -> int:
+    """Number of axes of an array or of nested sequences, which need not be numbers or of one length."""
+    return np.ndim(given) if hasattr(given, "__array__") else np.asarray(given, dtype=object).ndim
+
+
+def _as_points(given: Any) -> Array:
+    """Conditioning points (M, p + q), as far as they can be checked without the data."""
+    points = _as_numbers("conditioning points", given)
+    if points.ndim != 2 or len(points) == 0:
+        raise ValueError(
+            f"KEDRL: conditioning points have shape {points.shape}, expected (M, p + q): one row of "
+            "state and action for each"
+        )
+    bad = np.flatnonzero(~np.isfinite(points).all(axis=1))
+    if bad.size:
+        raise ValueError(f"KEDRL: conditioning point {bad[0]}: {points[bad[0]].tolist()} is not finite")
+    return points
+
+
+def _as_weights(given: Any, n_points: int) -> Array:
+    """Weights of the conditioning points, scaled to sum to one."""
+    weights = _as_numbers("conditioning weights", given)
+    if weights.shape != (n_points,):
+        raise ValueError(
+            f"KEDRL: conditioning weights have shape {weights.shape}, expected ({n_points},): "
+            "one for each point"
+        )
+    bad = np.flatnonzero(~((weights > 0) & np.isfinite(weights)))
+    if bad.size:
+        raise ValueError(
+            f"KEDRL: conditioning weight {bad[0]} is {weights[bad[0]]}, expected a positive number; "
+            "leave out points that are not to count"
+        )
+    weights = weights / weights.max()  # the sum of large ones may overflow
+    return weights / weights.sum()
+
+
+def _as_numbers(name: str, given: Any) -> Array:
+    """Float64 array of what a parameter gives."""
+    try:
+        values = np.asarray(given)
+    except ValueError:  # rows of unequal lengths
+        values = np.empty(0, dtype=object)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"KEDRL: {name} must be an array of numbers, or (points, weights) two of them, "
+            f"got {type(given).__name__}"
+        )
+    return values.astype(np.float64)

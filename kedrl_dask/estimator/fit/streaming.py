@@ -1,0 +1,305 @@
+"""The passes over all transitions: the density ratio, and the sums of the regression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes.streaming_pass import (
+    SUMS_KIND,
+    Continuation,
+    Destination,
+    StreamingPass,
+    TargetActions,
+    accumulate,
+    combine_sums,
+    ratio_moments,
+    write_block,
+)
+from kedrl_dask.engine.plan.partition import RowBlock, pieces
+from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.cache import Cache, Facts
+from kedrl_dask.engine.storage.schema import (
+    BLOCK_SCALARS,
+    CONTINUATION_SUMS,
+    INPUT_SUMS,
+    RATIO_SUMS,
+    REWARD_SUMS,
+    TREND_SUMS,
+    ArraySpec,
+)
+from kedrl_dask.estimator.fit.design import TUNING_SAMPLE, Choices
+from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, recalibrate
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
+from kedrl_dask.numerics.policies.families import LocationScale, Policy
+from kedrl_dask.numerics.policies.location_scale import NoisyLocation
+from kedrl_dask.numerics.regression import density_ratio as ratios
+from kedrl_dask.numerics.regression.cross_validation import RIDGES
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["Streamed", "create_sums", "episode_blocks", "policy_facts", "stream", "sum_blocks"]
+
+#: Draws from a policy that has no quadrature, and the most nodes of one that has.
+RANDOM_DRAWS, MOST_DRAWS = 8, 64
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What the passes left.
+
+    Attributes
+    ----------
+    blocks : list of StoredBlocks
+        The sums over blocks of episodes, of one kind after the other.
+    continuation : Continuation
+        κ, with the policy's draws and the density ratio if there is one.
+    facts : Facts
+        What identifies φ and κ of all transitions.
+    """
+
+    blocks: list[StoredBlocks]
+    continuation: Continuation
+    facts: Facts
+
+    def collect(self, features: NystromFeatures, n_folds: int) -> tuple[RegressionSums, Continuation]:
+        """The sums by folds, and κ; of a ratio that is clipped, both are scaled to its mean."""
+        sums = RegressionSums.from_blocks(self.blocks, features, n_folds)
+        ratio = self.continuation.ratio
+        if ratio is None or ratio.clip is None:
+            return sums, self.continuation
+        ratio, sums = recalibrate(ratio, sums)
+        return sums, replace(self.continuation, ratio=ratio)
+
+
+def stream(
+    settings: Settings,
+    store: TransitionStore,
+    policy: Policy,
+    choices: Choices,
+    executor: Executor,
+    cache: Cache,
+    reporter: Reporter,
+) -> Streamed:
+    """Run the passes, as far as the cache does not have their results."""
+    blocks = episode_blocks(store, settings.n_blocks)
+    target = TargetActions(policy, _n_draws(settings, policy, choices), settings.random_state)
+    ratio = None
+    if settings.continuation == "ratio":
+        own = episode_blocks(store.base, settings.n_blocks)
+        with reporter.stage("density ratio", len(own)) as advance:
+            ratio = _fit_ratio(settings, store.base, choices, target, own, executor, cache, advance)
+    facts = partial(_facts, settings, choices, target, ratio, cache)
+    continuation = Continuation(choices.features.kernel, choices.basis.landmarks, target, ratio)
+    with reporter.stage("streaming pass", len(blocks)) as advance:
+        summed = _sum_blocks(settings, store, choices, continuation, blocks, facts, executor, cache, advance)
+    whole = {"data": store.fingerprint, "blocks": len(blocks)}
+    return Streamed(summed, continuation, facts(whole)["continuation"])
+
+
+def episode_blocks(store: TransitionStore, n_blocks: int) -> list[RowBlock]:
+    """Blocks of whole episodes, by which sums are kept."""
+    return [RowBlock(i, *edges) for i, edges in enumerate(pairwise(store.block_edges(n_blocks)))]
+
+
+def _n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
+    """Target actions per successor state: as few Gauss nodes as average the input kernel accurately."""
+    if not isinstance(settings.n_draws, str):
+        return settings.n_draws
+    sample, kernel = choices.sample, choices.features.kernel
+    n_states = sample.next_state.shape[1]
+    n_actions = sample.inputs.shape[1] - n_states
+    if not isinstance(policy, NoisyLocation):
+        return RANDOM_DRAWS
+    lengths = np.broadcast_to(kernel.length_scale, n_states + n_actions)[n_states:]
+    spread = float((policy.scale_at(sample.next_state) / lengths).max())
+    return min(policy.noise.nodes_needed(spread, kernel) ** n_actions, MOST_DRAWS)
+
+
+def _fit_ratio(
+    settings: Settings,
+    store: TransitionStore,
+    choices: Choices,
+    target: TargetActions,
+    blocks: list[RowBlock],
+    executor: Executor,
+    cache: Cache,
+    advance: Any,
+) -> ratios.DensityRatio:
+    """Fit uLSIF: centres and ridge from a sample, coefficients from sums over all transitions."""
+    options = settings.ratio or ratios.ULSIF()
+    kernel = options.kernel or choices.features.kernel
+    rng = np.random.default_rng([settings.random_state, 5])
+    sample = choices.sample.select(~choices.sample.terminal)
+    if len(sample) == 0:
+        raise ValueError(
+            "continuation='ratio' weights logged successors, and every transition is terminal; use "
+            "continuation='sampled'"
+        )
+    sample = sample.select(np.sort(rng.permutation(len(sample))[: max(TUNING_SAMPLE, options.n_centers)]))
+    logged = np.hstack([sample.next_state, sample.next_action])
+    # The sample is no group of rows: its draws have a seed of their own.
+    successors, weights = replace(target, seed=settings.random_state + 1)(0, sample, slice(None))
+    pool = successors.reshape(-1, logged.shape[1]) if options.centers_from == "numerator" else logged
+    centers = pool[rng.choice(len(pool), min(options.n_centers, len(pool)), replace=False)]
+    ridge = 0.0 if options.ridge == "auto" else options.ridge
+    if options.ridge == "auto":
+        sections = kernel(logged, centers), ratios.section_means(kernel, centers, successors, weights)
+        ridge = min(RIDGES, key=lambda value: ratios.leave_one_out_score(sections[0], sections[1], value))
+    facts = {
+        "data": store.fingerprint,
+        "blocks": len(blocks),
+        "kernel": kernel,
+        "centers": centers,
+        "target": _target_facts(target, cache),
+        "precision": settings.dtype.name,
+    }
+    sizes = {"block": len(blocks), "center": len(centers), "center_again": len(centers)}
+
+    def compute(paths: dict[str, Path], numbers: list[int]) -> None:
+        shared = (store.path.resolve(), kernel, executor.share(centers), target, settings.dtype)
+        chosen = [blocks[i] for i in numbers]
+        executor.map(ratio_moments, chosen, paths["ratio-sums"], *shared, advance=advance)
+
+    paths = cache.complete(
+        {"ratio-sums": facts}, len(blocks), lambda _, path: create_sums(path, RATIO_SUMS, sizes), compute
+    )
+    sums = ArrayStore.open(paths["ratio-sums"], SUMS_KIND)
+    total = ratios.RatioMoments(*(sums.read(spec.name).sum(axis=0) for spec in RATIO_SUMS))
+    return ratios.DensityRatio(kernel, centers, ratios.solve(total, ridge), options.clip, ridge)
+
+
+def _sum_blocks(
+    settings: Settings,
+    store: TransitionStore,
+    choices: Choices,
+    continuation: Continuation,
+    blocks: list[RowBlock],
+    facts: Callable[[Facts], dict[str, Facts]],
+    executor: Executor,
+    cache: Cache,
+    advance: Any,
+) -> list[StoredBlocks]:
+    """Run the streaming pass for the sums that the cache does not have; returns where all of them are."""
+    features, basis = choices.features, choices.basis.landmarks
+    of_rewards = REWARD_SUMS if choices.trend is None else REWARD_SUMS + TREND_SUMS
+    parts = {"inputs": INPUT_SUMS, "rewards": of_rewards, "continuation": CONTINUATION_SUMS}
+    sizes = {"rank": features.rank, "rank_again": features.rank, "wave": 2 * len(choices.frequencies)}
+    sizes |= {"basis": len(basis), "scalar_name": len(BLOCK_SCALARS)}
+    sizes |= dict.fromkeys(("trend_term", "trend_term_again"), 1 + basis.shape[1])
+    sizes["reward_dim"] = store.reward_dim
+    places: dict[str, list[tuple[Path, int]]] = {kind: [] for kind in parts}
+    lacking: dict[tuple[str, ...], dict[int, tuple[Destination, ...]]] = {}
+    for first, n_blocks, n_stored, own, has_terminal in _segments(store, settings.n_blocks, blocks):
+        specs = {
+            kind: tuple(spec for spec in of_kind if spec.name != "terminal" or has_terminal)
+            for kind, of_kind in parts.items()
+        }
+
+        def create(kind: str, path: Path, specs: Any = specs, n_stored: int = n_stored) -> None:
+            create_sums(path, specs[kind], {**sizes, "block": n_stored})
+
+        def need(paths: dict[str, Path], numbers: list[int], specs: Any = specs, first: int = first) -> None:
+            names = {kind: tuple(spec.name for spec in specs[kind]) for kind in paths}
+            lacking.setdefault(tuple(paths), {}).update(
+                (first + i, tuple(Destination(path, i, names[kind]) for kind, path in paths.items()))
+                for i in numbers
+            )
+
+        for kind, path in cache.complete(facts(own), n_blocks, create, need).items():
+            places[kind] += [(path, i) for i in range(n_blocks)]
+    for kinds, sums in lacking.items():
+        task = StreamingPass(
+            store.path.resolve(),
+            features.astype(settings.dtype),
+            sums,
+            choices.frequencies,
+            continuation if "continuation" in kinds else None,
+            trend=choices.trend,
+        )
+        sum_blocks(task, [blocks[i] for i in sums], executor, advance)
+    return [StoredBlocks(of_kind) for of_kind in places.values()]
+
+
+class _Segment(NamedTuple):
+    """Blocks whose sums lie in one store: the first, how many, of how many there, and their data."""
+
+    first: int
+    n_blocks: int
+    n_stored: int
+    facts: Facts
+    has_terminal: bool
+
+
+def _segments(store: TransitionStore, n_blocks: int, blocks: list[RowBlock]) -> Iterator[_Segment]:
+    """Blocks by what their sums depend on.
+
+    Those of the rows that a store has grown from were made when it had no others, or are found again
+    when it has more. Every block after them is known by all rows up to its end.
+    """
+    base = store.base
+    stored = episode_blocks(base, n_blocks)
+    kept = sum(block in stored for block in blocks)
+    data = {"data": base.fingerprint, "blocks": len(stored)}
+    yield _Segment(0, kept, len(stored), data, base.n_terminal > 0)
+    has_terminal = store.n_terminal > 0
+    for number, start, stop in blocks[kept:]:
+        data = {"data": store.fingerprint_of(stop), "rows": [start, stop], "terminal": has_terminal}
+        yield _Segment(number, 1, 1, data, has_terminal)
+
+
+def create_sums(path: Path, specs: Sequence[ArraySpec], sizes: dict[str, int]) -> None:
+    """Create an empty store of sums over blocks."""
+    ArrayStore.create(path, SUMS_KIND, specs, sizes, {"block": 1}, compressed=False).finish()
+
+
+def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, advance: Any) -> None:
+    """Run the streaming pass over some blocks, into the stores of the task."""
+    groups = [pieces(block) for block in blocks]
+    executor.reduce(accumulate, groups, combine_sums, write_block, executor.share(task), advance=advance)
+
+
+def _facts(
+    settings: Settings,
+    choices: Choices,
+    target: TargetActions,
+    ratio: ratios.DensityRatio | None,
+    cache: Cache,
+    data: Facts,
+) -> dict[str, Facts]:
+    """What each part of the sums over some data depends on."""
+    features = choices.features
+    facts: dict[str, Facts] = {}
+    facts["inputs"] = {
+        **data,
+        "features": [features.kernel, features.landmarks, features.whitening],
+        "precision": settings.dtype.name,
+    }
+    facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
+    if choices.trend is not None:
+        facts["rewards"] = {**facts["rewards"], "trend": [choices.trend, *(s.name for s in TREND_SUMS)]}
+    facts["continuation"] = {
+        **facts["inputs"],
+        "basis": choices.basis.landmarks,
+        **_target_facts(target, cache),
+        "ratio": ratio,
+    }
+    return facts
+
+
+def _target_facts(target: TargetActions, cache: Cache) -> Facts:
+    """What identifies the actions of the target policy."""
+    return {"policy": policy_facts(target.policy, cache), "draws": [target.n_draws, target.seed]}
+
+
+def policy_facts(policy: Policy, cache: Cache) -> Facts:
+    """What identifies a policy: its numbers. Code has none; the cache says what stands for it."""
+    return policy.to_dict() if isinstance(policy, LocationScale) else {"code": cache.code}

@@ -1,0 +1,138 @@
+"""Embeddings and laws of a fitted model, that answer questions unless the fit would mislead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+
+from kedrl_dask.estimator.fitted import predict, results
+from kedrl_dask.estimator.fitted.findings import (
+    CODES,
+    Finding,
+    enforce,
+    law_findings,
+    mass_findings,
+    model_findings,
+    recovery_findings,
+)
+from kedrl_dask.numerics.laws.functionals import Embedding
+from kedrl_dask.numerics.laws.recovery import Recovered
+from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL
+from kedrl_dask.numerics.policies.families import Policy
+
+if TYPE_CHECKING:
+    from kedrl_dask.estimator.kedrl import KEDRL
+
+__all__ = ["FittedEmbedding", "FittedLaw", "coefficients_at", "fitted_embedding", "sections_at"]
+
+Array = npt.NDArray[Any]
+
+#: Actions over which the law of a state is averaged: at most so many nodes, or random ones of a ``Function``.
+N_DRAWS = 64
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class FittedLaw(Recovered):
+    """Laws recovered from a fit; summaries are those of :class:`kedrl_dask.numerics.laws.mixture.Mixture`.
+
+    Attributes
+    ----------
+    fit_findings : tuple of Finding
+        What the gate found against the fit at these inputs.
+    accepted : tuple of str
+        Codes of findings for which the laws were not to be refused.
+    """
+
+    fit_findings: tuple[Finding, ...]
+    accepted: tuple[str, ...]
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Everything that speaks against the laws, in words; recovers :attr:`sensitivity`."""
+        return (*self.fit_findings, *law_findings(self))
+
+    def __repr__(self) -> str:
+        """The laws in a line, and every finding below it."""
+        lines = [super().__repr__(), *(str(finding) for finding in self.findings)]
+        return "\n".join([*lines, *([f"accepted: {', '.join(self.accepted)}"] if self.accepted else [])])
+
+
+@dataclass(frozen=True, eq=False)
+class FittedEmbedding(Embedding):
+    """Fitted embeddings at n inputs, with what speaks against them; made by :meth:`KEDRL.embedding`.
+
+    Attributes
+    ----------
+    findings : tuple of Finding
+        What the gate found, whether it was accepted or only a warning.
+    accepted : tuple of str
+        Codes of findings for which answers were not to be refused.
+    model : KEDRL
+        The fit.
+    """
+
+    findings: tuple[Finding, ...]
+    accepted: tuple[str, ...]
+    model: KEDRL = field(repr=False)
+
+    def recover(self, **settings: Any) -> FittedLaw:
+        """Laws near the embeddings; refused where the recovery did not converge, unless accepted."""
+        law = super().recover(**settings)
+        enforce(recovery_findings(law), self.accepted)
+        values = {part.name: getattr(law, part.name) for part in fields(law)}
+        return FittedLaw(**values, fit_findings=self.findings, accepted=self.accepted)
+
+    def dataset(
+        self, label: str = "policy", levels: Sequence[float] = LEVELS, tail: float = TAIL, **settings: Any
+    ) -> xr.Dataset:
+        """The recovered laws with summaries, findings and overrides; ``results.write_zarr`` writes it.
+
+        Parameters
+        ----------
+        label : str
+            The policy's name in the dimension ``policy``.
+        levels, tail
+            As in :func:`kedrl_dask.estimator.fitted.results.law_dataset`.
+        **settings
+            Of the recovery.
+        """
+        law = self.recover(**settings)
+        attributes = results.provenance({label: self.model}) | results.verdict(law.findings, self.accepted)
+        return results.law_dataset({label: law}, levels, tail).assign_attrs(attributes)
+
+
+def fitted_embedding(
+    model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
+) -> FittedEmbedding:
+    """See :meth:`kedrl_dask.KEDRL.embedding`."""
+    coefficients = coefficients_at(model, state, action)
+    # A bootstrap judges the fit, not each replicate: one that is off must not lose the others.
+    accepted = tuple(CODES) if model.is_replicate_ else accept
+    found = enforce([*model_findings(model), *mass_findings(coefficients)], accepted)
+    return FittedEmbedding(coefficients, model.grid_, model.return_kernel_, found, tuple(accepted), model)
+
+
+def coefficients_at(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Array:
+    """Signed coefficients at inputs, or at states, averaged over a policy's actions there; (n, m)."""
+    if not isinstance(action, Policy):
+        return predict.weights(model, predict.checked_inputs(model, state, action))
+    return sections_at(model, state, action) @ model.coefficients_
+
+
+def sections_at(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Array:
+    """k_L(x), of which coefficients are a linear function; (n, L). Averaged over a policy's actions."""
+    if not isinstance(action, Policy):
+        return model.input_kernel_(predict.checked_inputs(model, state, action), model.basis_)
+    state = predict.as_stored(model.encoding_, "state", state)
+    state = predict.checked_columns("state", state, model.diagnostics_["sizes"]["state_dim"])
+    actions, weights = action.draws(state, N_DRAWS, np.random.default_rng([model.random_state, 15]))
+    total = np.zeros((len(state), len(model.basis_)))
+    for weight, drawn in zip(weights, actions, strict=True):
+        total += weight * model.input_kernel_(predict.checked_inputs(model, state, drawn), model.basis_)
+    return total

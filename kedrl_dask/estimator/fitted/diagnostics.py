@@ -1,0 +1,194 @@
+"""Plain numbers that tell whether a fit can be trusted."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask._version import __version__
+from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
+from kedrl_dask.engine.plan.stage_costs import EXACT_HELD_OUT, SEPARATION_BLOCKS, SEPARATION_SAMPLE
+from kedrl_dask.estimator.fit.pipeline import Fit
+from kedrl_dask.estimator.fitted import predict
+from kedrl_dask.numerics.criterion.separated import ReturnSpace
+from kedrl_dask.numerics.criterion.separation_test import SeparatedParts, separation
+from kedrl_dask.numerics.design import return_grid as grids
+from kedrl_dask.numerics.kernels.spectral import kernel_error, waves
+from kedrl_dask.numerics.policies.families import Policy
+
+if TYPE_CHECKING:
+    from kedrl_dask.estimator.kedrl import KEDRL
+
+__all__ = ["diagnose", "versions"]
+
+Array = npt.NDArray[Any]
+
+#: Inputs (s', a' ~ π) at which the fitted map is looked at; no conditioning point is among them.
+N_HELD_OUT = 1_000
+#: Libraries that results depend on.
+LIBRARIES = ("numpy", "scipy", "scikit-learn", "numba", "dask", "distributed", "zarr", "xarray")
+
+
+def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
+    """Everything worth knowing about a fit, as numbers, strings and lists that JSON can hold."""
+    choices, solution = fit.choices, fit.solution
+    seed = model.random_state
+    inputs = _held_out_inputs(model, fit, policy)
+    return {
+        "sizes": {
+            "transitions": store.n_transitions,
+            "episodes": store.n_episodes,
+            "terminal": store.n_terminal,
+            "state_dim": store.state_dim,
+            "action_dim": store.action_dim,
+            "reward_dim": store.reward_dim,
+            "atoms": len(choices.grid),
+            "basis": len(choices.basis.landmarks),
+            "landmarks": len(choices.features.landmarks),
+            "rank": choices.features.rank,
+            "features": len(choices.frequencies),
+            "conditioning": len(fit.gamma_mass),
+            "draws": fit.continuation.target.n_draws,
+        },
+        "operators": model.get_params(deep=False)["operators"],
+        "precision": "double" if fit.plan.sizes.exact else model.precision,
+        "residency": fit.plan.residency,
+        "versions": versions(),
+        "data": store.fingerprint,
+        "design": store.base.fingerprint,
+        "columns": _columns(fit.choices.sample, store.state_dim),
+        "policy": repr(policy),
+        "input_kernel": choices.features.kernel.to_dict(),
+        "return_kernel": choices.return_kernel.to_dict(),
+        "ridge_gamma": fit.ridges.gamma,
+        "ridge_reward": fit.ridges.reward,
+        "reward_trend": _trend(fit),
+        "ridge_b": fit.ridge_b,
+        "mass_penalty": fit.mass_penalty,
+        "tuning": _tuning(fit),
+        "grid": asdict(
+            grids.coverage(
+                choices.grid, choices.sample.reward, model.discount, choices.return_kernel, random_state=seed
+            )
+        ),
+        "nystrom_residual": choices.features.residual(choices.sample.inputs[:N_HELD_OUT]),
+        "feature_error": kernel_error(choices.return_kernel, choices.grid, choices.frequencies),
+        "gamma_mass": _spread(fit.gamma_mass),
+        "ratio": _ratio(fit),
+        "held_out": (held_out := _held_out(model, fit, inputs)),
+        "separation": _separation(model, fit, inputs, held_out["bellman_risk"]),
+        "solver": {
+            "result": solution.result.name.lower(),
+            "meaning": solution.result.value,
+            "criterion": solution.value,
+            "certificate": solution.certificate,
+            "iterations": solution.n_iterations,
+            "products": solution.n_products,
+        },
+    }
+
+
+def versions() -> dict[str, str]:
+    """What runs here, by name."""
+    own = {"kedrl_dask": __version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in LIBRARIES}
+
+
+def _columns(sample: Transitions, state_dim: int) -> dict[str, dict[str, list[float]]]:
+    """Mean, standard deviation and range of each column of the logged data, on the sample of the design."""
+    state, action = np.hsplit(sample.inputs, [state_dim])
+    return {
+        name: {
+            "mean": values.mean(axis=0).tolist(),
+            "sd": values.std(axis=0).tolist(),
+            "min": values.min(axis=0).tolist(),
+            "max": values.max(axis=0).tolist(),
+        }
+        for name, values in (("state", state), ("action", action), ("reward", sample.reward))
+    }
+
+
+def _spread(values: Array) -> dict[str, float]:
+    return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+
+
+def _tuning(fit: Fit) -> dict[str, Any]:
+    """What was tried for the automatic settings, and its score."""
+    return fit.choices.tuning | fit.tried_ridges
+
+
+def _trend(fit: Fit) -> dict[str, Any] | None:
+    """Share of each reward coordinate's variance that the trend explains, on the sample."""
+    sample, trend = fit.choices.sample, fit.choices.trend
+    if trend is None:
+        return None
+    return {"explained": trend.explained(sample.inputs, sample.reward).tolist()}
+
+
+def _ratio(fit: Fit) -> dict[str, float] | None:
+    """Effective sample size of η̂ as a fraction of the logged successors, its range and its ridge."""
+    if fit.ratio is None:
+        return None
+    scalars = fit.sums.scalars
+    n, total = scalars("successors").sum(), scalars("ratio").sum()
+    return {
+        "effective_sample_size": float(total**2 / scalars("ratio_square").sum() / n),
+        "mean": float(total / n),
+        "min": float(scalars("ratio_min").min()),
+        "max": float(scalars("ratio_max").max()),
+        "ridge": fit.ratio.ridge,
+        "centers": len(fit.ratio.centers),
+    }
+
+
+def _held_out_inputs(model: KEDRL, fit: Fit, policy: Policy) -> Array:
+    """Successor states with target actions."""
+    rng = np.random.default_rng([model.random_state, 7])
+    sample = fit.choices.sample
+    n_held_out = EXACT_HELD_OUT if fit.plan.sizes.exact else N_HELD_OUT
+    rows = np.sort(rng.permutation(len(sample))[:n_held_out])
+    state = sample.next_state[rows]
+    return np.hstack([state, policy.sample(state, rng)])
+
+
+def _held_out(model: KEDRL, fit: Fit, inputs: Array) -> dict[str, Any]:
+    """Bellman risk, coefficient mass and negative mass."""
+    risk, weights = predict.bellman_risk(model, inputs), predict.weights(model, inputs)
+    return {
+        "inputs": len(inputs),
+        "bellman_risk": float(risk.mean()),
+        "coefficient_mass": _spread(weights.sum(axis=1)),
+        "negative_mass": _spread(np.maximum(-weights, 0).sum(axis=1)),
+    }
+
+
+def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str, Any]:
+    """How far the separated target is from the paired one, and which construction the data ask for."""
+    choices, sample = fit.choices, fit.choices.sample
+    rng = np.random.default_rng([model.random_state, 9])
+    sample = sample.select(np.sort(rng.permutation(len(sample))[:SEPARATION_SAMPLE]))
+    # The sample is no group of rows: its draws have a seed of their own.
+    target = fit.continuation.target
+    continuation = replace(fit.continuation, target=replace(target, seed=target.seed + 2))
+    space = ReturnSpace.build(choices.grid, choices.frequencies, model.discount, choices.return_kernel)
+    ahead = fit.solution.coefficients @ space.shifted_waves
+    episodes = np.unique(sample.episode, return_inverse=True)[1]
+    n_blocks = min(SEPARATION_BLOCKS, int(episodes.max()) + 1)
+
+    def blocks() -> Iterator[SeparatedParts]:
+        for number in range(n_blocks):
+            part = sample.select(np.flatnonzero(episodes * n_blocks // (episodes.max() + 1) == number))
+            kappa, _ = continuation(number, part, slice(None), np.float64)
+            yield SeparatedParts(
+                choices.features(part.inputs), waves(part.reward, choices.frequencies), kappa @ ahead
+            )
+
+    found = separation(blocks(), choices.features(inputs), fit.ridges.gamma, space.scale, model.random_state)
+    residual = float(np.sqrt(risk))
+    return {**asdict(found), "residual": residual, "recommends": found.recommends(residual)}

@@ -1,0 +1,322 @@
+"""Writing and reading fitted models: arrays as Zarr, everything else as JSON attributes, nothing pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+
+from kedrl_dask.engine.data.encoding import PARTS, Encoding
+from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.directories import StoreError
+from kedrl_dask.engine.storage.schema import (
+    MODEL,
+    MODEL_PAIRED,
+    MODEL_RATIO,
+    MODEL_TERMINAL,
+    MODEL_TRANSITIONS,
+    MODEL_TREND,
+    ArraySpec,
+)
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
+from kedrl_dask.numerics.regression.density_ratio import ULSIF, DensityRatio
+from kedrl_dask.numerics.regression.exact_operators import RewardShifts
+from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators
+from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
+from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
+from kedrl_dask.utils.checks import check_count, check_number, cut, is_word, shown
+
+if TYPE_CHECKING:
+    from kedrl_dask.estimator.kedrl import KEDRL
+
+__all__ = [
+    "damage_reported",
+    "finite",
+    "from_json",
+    "kernel_from_json",
+    "load",
+    "open_fitted",
+    "parameters",
+    "save",
+    "to_json",
+    "write_fitted",
+]
+
+Array = npt.NDArray[Any]
+
+KIND = "kedrl model"
+
+#: Arrays that only some models have.
+OPTIONAL = (*MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS, *MODEL_TREND)
+
+_CLASSES = {cls.__name__: cls for cls in (Matern, ULSIF, PCG, LBFGS, AdamW)}
+
+
+def save(model: KEDRL, path: str | Path) -> None:
+    """Write a fitted model at a new path."""
+    operators, solution = model.operators_, model.solution_
+    arrays = {
+        "coefficients": model.coefficients_,
+        "grid": model.grid_,
+        "basis": model.basis_,
+        "frequencies": model.frequencies_,
+        "landmarks": operators.features.landmarks,
+        "whitening": operators.features.whitening,
+        "continuation": operators.continuation,
+        "reward": operators.reward,
+        "mass": operators.mass,
+        "history": np.array(solution.history, dtype=np.float64).reshape(-1, len(Record._fields)),
+    }
+    specs = list(MODEL)
+    if operators.terminal is not None:
+        arrays["terminal"] = operators.terminal
+        specs += MODEL_TERMINAL
+    if operators.trend is not None:
+        arrays |= operators.trend.trend.to_arrays() | {"residual_waves": operators.trend.mean}
+        specs += MODEL_TREND
+    if model.target_ is not None:
+        arrays["target"] = model.target_
+        specs += MODEL_PAIRED
+    if isinstance(operators, ExactOperators):
+        shifts = operators.shifts
+        arrays |= {"transition_input": operators.inputs, "transition_reward": shifts.rewards}
+        arrays["transition_terminal"] = shifts.terminal
+        specs += MODEL_TRANSITIONS
+    ratio = model.ratio_
+    if ratio is not None:
+        arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
+        specs += MODEL_RATIO
+    attributes = {
+        "parameters": parameters(model),
+        "input_kernel": to_json(model.input_kernel_),
+        "return_kernel": to_json(model.return_kernel_),
+        "ridge_gamma": model.ridge_gamma_,
+        "ridge_reward": model.ridge_reward_,
+        "ridge_b": model.ridge_b_,
+        "mass_penalty": model.mass_penalty_,
+        "ratio": None if ratio is None else _ratio_numbers(ratio),
+        "solution": {
+            "result": solution.result.name,
+            "value": solution.value,
+            "certificate": solution.certificate,
+            "n_iterations": solution.n_iterations,
+            "n_products": solution.n_products,
+        },
+        "diagnostics": model.diagnostics_,
+        "encoding": None if model.encoding_ is None else model.encoding_.to_json(),
+    }
+    write_fitted(path, KIND, specs, arrays, attributes)
+
+
+def write_fitted(
+    path: str | Path,
+    kind: str,
+    specs: Sequence[ArraySpec],
+    arrays: Mapping[str, Array],
+    attributes: Mapping[str, Any],
+) -> None:
+    """Write arrays and attributes of a fitted estimator; they count once all are there."""
+    sizes = {
+        dim: size for spec in specs for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True)
+    }
+    store = ArrayStore.create(path, kind, specs, sizes, {}, {**attributes, "complete": False})
+    for spec in specs:
+        store.write(spec.name, 0, arrays[spec.name])
+    store.update_attributes(complete=True)
+    store.finish()
+
+
+def open_fitted(
+    path: str | Path, kind: str, specs: Sequence[ArraySpec], optional: Sequence[ArraySpec] = ()
+) -> Fitted:
+    """Read what :func:`write_fitted` wrote; refuse what did not come to its end, or cannot be a fit's.
+
+    Of the ``optional`` arrays, those that are there.
+    """
+    store = ArrayStore.open(path, kind, specs=specs)
+    if store.attributes.get("complete") is not True:
+        raise StoreError(f"{path}: the model was not written to its end; save it again")
+    store.require([spec for spec in optional if spec.name in store.names])
+    arrays: dict[str, Array] = {}
+    sizes: dict[str, int] = {}
+    for spec in (*specs, *(spec for spec in optional if spec.name in store.names)):
+        for dim, size in zip(spec.dims, store.shape(spec.name), strict=True):
+            if sizes.setdefault(dim, size) != size:
+                raise StoreError(
+                    f"{path}: array {spec.name} has {size} along {dim}, the others {sizes[dim]}; the "
+                    "arrays are not of one model: save it again"
+                )
+    store.require_substance()
+    for name in (spec.name for spec in (*specs, *optional) if spec.name in store.names):
+        arrays[name] = store.read(name)
+        # A solver's history begins before its first certificate is known.
+        if name != "history" and not np.isfinite(arrays[name]).all():
+            raise StoreError(
+                f"{path}: array {name} has entries that are not finite; fit and save the model again"
+            )
+    return Fitted(store.path, arrays, store.attributes)
+
+
+@contextmanager
+def damage_reported(path: str | Path) -> Iterator[None]:
+    """Turn whatever attributes that nobody of the package wrote may cause into an error that says so."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:
+        raise StoreError(
+            f"{path}: settings or numbers of the model are damaged ({type(error).__name__}: "
+            f"{cut(str(error))}); save the model again"
+        ) from error
+
+
+class Fitted(NamedTuple):
+    """What a store of a fitted estimator holds."""
+
+    path: Path
+    arrays: dict[str, Array]
+    attributes: dict[str, Any]
+
+
+def parameters(estimator: BaseEstimator) -> dict[str, Any]:
+    """Parameters of an estimator as JSON."""
+    return {name: to_json(value) for name, value in estimator.get_params(deep=False).items()}
+
+
+def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
+    """Read a model back; nothing in it is trusted to be what :func:`save` wrote."""
+    fitted = open_fitted(path, KIND, MODEL, OPTIONAL)
+    with damage_reported(path):
+        return _assemble(cls, fitted.arrays, fitted.attributes)
+
+
+def _assemble(cls: type[KEDRL], arrays: dict[str, Array], attributes: dict[str, Any]) -> KEDRL:
+    read = arrays.__getitem__
+    model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
+    settings = Settings(**model.get_params(deep=False))
+    model.input_kernel_ = kernel_from_json(attributes["input_kernel"])
+    model.return_kernel_ = kernel_from_json(attributes["return_kernel"])
+    model.ridge_gamma_, model.ridge_b_ = attributes["ridge_gamma"], attributes["ridge_b"]
+    # One and the same in models that were saved before there was a trend.
+    model.ridge_reward_ = attributes.get("ridge_reward", model.ridge_gamma_)
+    # A number in models that were saved before it could be automatic.
+    model.mass_penalty_ = attributes.get("mass_penalty", model.mass_penalty)
+    model.grid_, model.basis_, model.frequencies_ = read("grid"), read("basis"), read("frequencies")
+    model.coefficients_ = read("coefficients")
+    features = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
+    terminal = arrays.get("terminal")
+    model.operators_ = ConditionalOperators(
+        features, model.basis_, read("continuation"), read("reward"), terminal, read("mass"),
+        _trend(arrays, model.frequencies_),
+    )  # fmt: skip
+    if "transition_input" in arrays:
+        data = read("transition_reward"), read("transition_terminal")
+        shifts = RewardShifts(model.return_kernel_, model.grid_, model.discount, *data)
+        model.operators_ = ExactOperators.build(
+            model.operators_, read("transition_input"), shifts, model.ridge_gamma_
+        )
+    model.target_ = arrays.get("target")
+    model.ratio_ = None
+    if attributes["ratio"] is not None:
+        numbers = {name: from_json(value) for name, value in attributes["ratio"].items()}
+        model.ratio_ = DensityRatio(centers=read("ratio_centers"), alpha=read("ratio_alpha"), **numbers)
+    history = tuple(Record(int(row[0]), *row[1:].tolist()) for row in read("history"))
+    summary = dict(attributes["solution"])
+    model.solution_ = Solution(model.coefficients_, Result[summary.pop("result")], history=history, **summary)
+    model.diagnostics_ = attributes["diagnostics"]
+    encoding = attributes.get("encoding")  # models of earlier versions have none
+    model.encoding_ = None if encoding is None else Encoding.from_json(encoding)
+    _check_numbers(model, settings)
+    return model
+
+
+def _check_numbers(model: KEDRL, settings: Settings) -> None:
+    """Compare settings, sizes and numbers of a model that was read with each other."""
+    for name in ("ridge_gamma_", "ridge_reward_", "ridge_b_", "mass_penalty_"):
+        check_number(name, getattr(model, name), "a number ≥ 0")
+    sizes = model.diagnostics_["sizes"]
+    state_dim, action_dim, reward_dim = (sizes[f"{name}_dim"] for name in ("state", "action", "reward"))
+    for dim in (state_dim, action_dim, reward_dim):
+        check_count("dimension", dim)
+    if (state_dim + action_dim, reward_dim) != (model.basis_.shape[1], model.grid_.shape[1]):
+        raise ValueError(f"sizes {shown(sizes)} are not those of the arrays")
+    encoding = model.encoding_
+    if encoding is not None and any(len(encoding.names(part)) != sizes[f"{part}_dim"] for part in PARTS):
+        raise ValueError("the encoding is not that of the model's columns")
+    settings.check_data(state_dim, action_dim, reward_dim, max(sizes["transitions"], len(model.basis_)))
+    if model.operators_.reward.shape[1] != 2 * len(model.frequencies_):
+        raise ValueError(
+            f"{len(model.frequencies_)} frequencies for {model.operators_.reward.shape[1]} waves"
+        )
+    if (model.target_ is not None) != (settings.construction == "paired"):
+        raise ValueError(f"construction {settings.construction!r} contradicts the arrays")
+    if isinstance(model.operators_, ExactOperators) != (settings.operators == "exact"):
+        raise ValueError(f"operators {settings.operators!r} contradict the arrays")
+    # One evaluation: what is finite by itself may overflow together.
+    weights = model.input_kernel_(model.basis_[:1], model.basis_) @ model.coefficients_
+    if not np.isfinite(weights @ model.return_kernel_(model.grid_, model.grid_[:1])).all():
+        raise ValueError("the embedding is not finite")
+
+
+def kernel_from_json(value: Any) -> Matern:
+    """A kernel, and nothing else."""
+    kernel = from_json(value)
+    if not isinstance(kernel, Matern):
+        raise ValueError(f"expected a Matern kernel, got {shown(value)}")
+    return kernel
+
+
+def _trend(arrays: dict[str, Array], frequencies: Array) -> TrendWaves | None:
+    """The trend of the reward, if the model has one."""
+    if "trend_center" not in arrays:
+        return None
+    return TrendWaves(LinearTrend.from_arrays(arrays), frequencies, arrays["residual_waves"])
+
+
+def _ratio_numbers(ratio: DensityRatio) -> dict[str, Any]:
+    """The fields of a density ratio that are not arrays."""
+    return {name: to_json(getattr(ratio, name)) for name in ("kernel", "clip", "ridge", "scale")}
+
+
+def to_json(value: Any) -> Any:
+    """A parameter as JSON; objects of the package by their class and fields."""
+    if type(value).__name__ in _CLASSES:
+        fields = {name: to_json(part) for name, part in vars(value).items()}
+        return {"class": type(value).__name__, **fields}
+    if hasattr(value, "__array__"):
+        return np.asarray(value).tolist()
+    if isinstance(value, list | tuple):
+        return [to_json(part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"save: cannot write {value!r} without pickling; use one of the package's own classes")
+
+
+def from_json(value: Any) -> Any:
+    """Inverse of :func:`to_json`; sequences come back as tuples."""
+    if isinstance(value, dict):
+        fields = {name: from_json(part) for name, part in value.items() if name != "class"}
+        if not is_word(value.get("class"), *_CLASSES):
+            raise ValueError(f"class {shown(value.get('class'))} is not one of {', '.join(_CLASSES)}")
+        return _CLASSES[value["class"]](**fields)
+    if isinstance(value, list):
+        return tuple(from_json(part) for part in value)
+    return value
+
+
+def finite(value: Any) -> Any:
+    """The same with None, which is what JSON has for them, in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

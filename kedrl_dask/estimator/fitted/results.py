@@ -1,0 +1,170 @@
+"""Recovered laws and their summaries as labelled datasets, and these as Zarr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import xarray as xr
+
+from kedrl_dask.engine.storage.directories import remove
+from kedrl_dask.estimator.fitted import persistence
+from kedrl_dask.estimator.fitted.diagnostics import versions
+from kedrl_dask.estimator.fitted.findings import Finding
+from kedrl_dask.numerics.laws.recovery import Recovered
+from kedrl_dask.numerics.laws.summaries import (
+    CURVES,
+    LEVELS,
+    SUMMARIES,
+    TAIL,
+    Summaries,
+    summarise,
+    thresholds,
+)
+
+if TYPE_CHECKING:
+    from kedrl_dask.estimator.kedrl import KEDRL
+
+__all__ = ["law_dataset", "provenance", "read_zarr", "text", "verdict", "write_zarr"]
+
+Array = npt.NDArray[Any]
+
+CAUTION = (
+    "A recovered law is a regularised proxy for one of many laws whose embeddings are near the fitted one. "
+    "Summaries hold under its specification; coefficients are signed and no probabilities."
+)
+#: What the variables beside summaries and curves are.
+MEANINGS = {
+    **{f"{name}_second": f"{name} with ten times the ridge and half the bandwidth" for name in SUMMARIES},
+    "covariance": "covariance of the recovered law, smoothing included",
+    "weight": "probability of each atom",
+    "coefficient_mass": "sum of the signed coefficients; 1 is right",
+    "relative_residual": "distance of the law from the embedding, relative to its norm",
+    "gap": "how far the matching is above its minimum, at most",
+    "bandwidth": "standard deviation of the Gaussian smoothing of each coordinate",
+    "thresholds": "where the curves are taken; the last is repeated where there are fewer",
+}
+
+
+def law_dataset(
+    laws: Mapping[str, Recovered], levels: Sequence[float] = LEVELS, tail: float = TAIL
+) -> xr.Dataset:
+    """Recovered laws of policies on one grid, with summaries and what to judge them by.
+
+    Dimensions are ``policy``, ``input``, ``atom``, ``coordinate`` and ``level``; ``threshold`` for curves,
+    and ``coordinate_2`` for covariances.
+
+    Parameters
+    ----------
+    laws : dict
+        The laws of each policy at as many inputs, on the same atoms.
+    levels : sequence of float
+        Levels of the quantiles.
+    tail : float
+        Share of the tail mean.
+    """
+    first = next(iter(laws.values()))
+    for name, law in laws.items():
+        if not np.array_equal(law.atoms, first.atoms) or law.weights.shape != first.weights.shape:
+            raise ValueError(
+                f"the law of {name!r} has other atoms or inputs than that of {next(iter(laws))!r}; "
+                "fit with the same settings and recover at as many inputs"
+            )
+    summaries = Summaries(tuple(levels), tail, thresholds(first))
+    by_law: dict[str, list[Any]] = {}
+    for law in laws.values():
+        second = summarise(law.sensitivity, levels, tail)
+        values = summaries(law) | {
+            **{f"{name}_second": value for name, value in second.items()},
+            "covariance": law.covariance(),
+            "weight": law.weights,
+            "coefficient_mass": law.coefficients.sum(axis=1),
+            "relative_residual": law.relative_residual,
+            "gap": law.gap,
+            **{f"flag_{name}": flag for name, flag in law.flags.items()},
+        }
+        for name, value in values.items():
+            by_law.setdefault(name, []).append(value)
+    dims = {name: summaries.dims(name) for name in (*SUMMARIES, *CURVES)}
+    dims |= {f"{name}_second": dims[name] for name in SUMMARIES}
+    dims |= {"weight": ("input", "atom"), "covariance": ("input", "coordinate", "coordinate_2")}
+    dataset = xr.Dataset(
+        {
+            name: (("policy", *dims.get(name, ("input",))), np.stack(values))
+            for name, values in by_law.items()
+        },
+        coords={
+            "policy": text(laws),
+            "input": np.arange(len(first.weights)),
+            "coordinate": np.arange(first.atoms.shape[1]),
+            "level": np.asarray(levels, dtype=np.float64),
+        },
+        attrs={"caution": CAUTION, "tail": tail, "recovery": json.dumps(_recovery(first))},
+    )
+    dataset["atoms"] = (("atom", "coordinate"), first.atoms)
+    dataset["bandwidth"] = (("coordinate",), first.bandwidth)
+    dataset["thresholds"] = (("coordinate", "threshold"), summaries.thresholds)
+    for name, meaning in (SUMMARIES | CURVES | MEANINGS).items():
+        dataset[name].attrs["meaning"] = meaning
+    return dataset
+
+
+def text(labels: Any) -> Array:
+    """Labels as objects, which become Zarr's string type; of fixed length Zarr v3 has no specification."""
+    return np.array(list(labels), dtype=object)
+
+
+def _recovery(law: Recovered) -> dict[str, Any]:
+    """The settings of a recovery as JSON can hold them."""
+    values = vars(law.settings) | {"bandwidth": law.bandwidth.tolist()}
+    supports = {str(c): np.asarray(support).tolist() for c, support in law.supports.items()}
+    return values | {"projected": supports}
+
+
+def provenance(models: Mapping[str, KEDRL]) -> dict[str, Any]:
+    """Where results come from, as attributes: versions, seed, data, settings, policies and diagnostics."""
+    first = next(iter(models.values()))
+    return {
+        "versions": json.dumps(versions()),
+        "seed": first.random_state,
+        "fingerprint": first.diagnostics_["data"],
+        "settings": json.dumps(persistence.parameters(first)),
+        "policies": json.dumps({name: model.diagnostics_["policy"] for name, model in models.items()}),
+        "diagnostics": json.dumps(
+            {name: persistence.finite(model.diagnostics_) for name, model in models.items()}, allow_nan=False
+        ),
+    }
+
+
+def verdict(findings: Sequence[Finding], accepted: Sequence[str]) -> dict[str, str]:
+    """Findings, and the codes that were accepted, as attributes."""
+    return {
+        "findings": json.dumps([finding.to_dict() for finding in findings]),
+        "accepted": json.dumps(list(accepted)),
+    }
+
+
+def read_zarr(path: str | Path) -> xr.Dataset:
+    """The dataset that :func:`write_zarr` wrote, in memory."""
+    return xr.open_zarr(path, consolidated=False).load()
+
+
+def write_zarr(dataset: xr.Dataset, path: str | Path) -> None:
+    """Write a dataset to a new Zarr store, which appears when it is complete.
+
+    Read it with :func:`read_zarr`, or ``xarray.open_zarr(path, consolidated=False)``.
+    """
+    path = Path(path)
+    if path.exists():
+        raise FileExistsError(f"{path} exists; give a new path, or remove it first")
+    partial = path.with_name(f".{path.name}-{uuid4().hex[:8]}")
+    try:
+        dataset.to_zarr(partial, mode="w", zarr_format=3, consolidated=False)
+        partial.rename(path)
+    finally:
+        remove(partial)

@@ -1,0 +1,452 @@
+"""The estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.execute.default import checked_executor
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.plan.plan import Plan
+from kedrl_dask.estimator.bootstrap import Bootstrap, run_bootstrap
+from kedrl_dask.estimator.fit.pipeline import workspace
+from kedrl_dask.estimator.fit.planning import plan_fit
+from kedrl_dask.estimator.fit.settings import Conditioning, Settings
+from kedrl_dask.estimator.fit_model import fit_model
+from kedrl_dask.estimator.fitted import persistence, predict
+from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, fitted_embedding
+from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, recorded_fit
+from kedrl_dask.numerics.criterion.separated import Space
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.spectral import Method
+from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.regression.density_ratio import ULSIF
+from kedrl_dask.numerics.regression.operators import OperatorBlocks
+from kedrl_dask.numerics.solvers import Solver
+from kedrl_dask.utils.html import ShownInNotebooks
+from kedrl_dask.utils.process import driver_blas_threads
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["KEDRL"]
+
+Array = npt.NDArray[Any]
+
+
+class KEDRL(ShownInNotebooks, BaseEstimator):
+    """Kernel embedding of the law of the multivariate discounted return under a target policy.
+
+    Fits the coefficients B of ω(x) = Bᵀk_L(x), so that μ̂(x) = Σ_i ω_i(x) k_Z(z_i, ·) satisfies the
+    distributional Bellman equation in the norm of the return kernel's RKHS (eq:global_B_objective). The
+    coefficients are signed; they are not probabilities.
+
+    Parameters
+    ----------
+    discount : float
+        γ, between 0 and 1.
+    construction : {"separated", "paired"}
+        Reward and continuation are averaged separately given x, which is right when they are uncorrelated
+        given x (ass:reward_continuation_separation); or together (app:paired_bellman_estimator), which is
+        always right and takes longer. ``diagnostics_["separation"]`` says which one the data ask for.
+    continuation : {"sampled", "ratio"}
+        Average over actions of the target policy at the logged successor state; or the paper's weighting
+        of logged successors by an estimated density ratio.
+    solver : {"pcg", "lbfgs", "adamw"} or solver object
+        The exact minimiser; the one for ``negative_penalty > 0``; the paper's. Objects of
+        :mod:`kedrl_dask.numerics.solvers` carry settings.
+    input_kernel : "auto" or Matern
+        Kernel on state-action inputs. "auto" chooses one length per coordinate by cross-validation.
+    return_kernel : "auto" or Matern
+        Kernel on returns, which defines the embedding. "auto" takes median distances of returns.
+    n_atoms, n_basis, n_landmarks, n_features : int or "auto"
+        m, L, s and Q: atoms of the return grid, rows of B, Nyström landmarks, spectral frequencies. "auto"
+        takes as many as bring the error of what they approximate, on a sample, below a tolerance that falls
+        with the number of transitions; at most 400, 1,000, 2,000 and 2,048.
+    n_conditioning : int, float, "all" or None
+        M, the number of conditioning points, at which the Bellman equation is enforced: an integer; a
+        float in (0, 1], the fraction of the transitions, rounded up; "all" transitions; None for all, at
+        most 20,000. Never more than there are. Fewer than ``n_basis`` leave B to the ridge, and the
+        solver takes long.
+    conditioning : {"random", "kmeans"}, (M, p + q) array, or such an array and (M,) weights
+        How conditioning points are chosen: inputs of transitions at random, of equal weight; or k-means
+        centres of up to 100,000 inputs in the input kernel's coordinates, weighted by the share of inputs
+        in each cluster, which takes seconds for 2,000 points and minutes for 20,000. Or the points
+        themselves, rows of state and action, with positive weights if they are not to be equal; weights
+        are scaled to sum to one, and ``n_conditioning`` is None.
+    ridge_gamma : "auto" or float
+        λ_Γ of the conditional weights; "auto" cross-validates over blocks of episodes.
+    ridge_b : "auto" or float
+        λ_B on the RKHS norm of the coefficient functions; "auto" is 10⁻³·σ_X²σ_Z²/N.
+    mass_penalty : "auto" or float
+        λ_mass on the coefficients' sum missing one; "auto" is σ_Z².
+    negative_penalty : float
+        λ_neg on negative coefficients.
+    grid : (m, d) array or None
+        Return atoms, if they are not to be found from the data.
+    grid_expansion : float
+        c_exp: how far extreme atoms move out.
+    reward_bounds : (low, high) or None
+        Bounds of each reward coordinate; the grid then fills the Bellman-invariant box.
+    paired_form : {"auto", "contracted", "matrix-free"}
+        How the paired construction makes its target: contracted in one pass over the data, after which
+        iterations do not depend on their number; or in two sweeps over them for every product, which takes
+        no memory and no disk. "auto" takes what the plan finds faster within the memory.
+    n_draws : "auto" or int
+        Actions of the target policy per successor state; "auto" takes as few quadrature nodes as average
+        the input kernel to 10⁻⁶.
+    ratio : ULSIF or None
+        Settings of the density ratio, for ``continuation="ratio"``.
+    spectral : {"qmc", "orthogonal", "iid"}
+        How frequencies are drawn.
+    points : {"kmeans", "random"}
+        How landmarks and basis are chosen.
+    landmark_threshold : float
+        Share of its variance that the others must leave of a landmark or basis point for it to be kept.
+    n_blocks : int
+        Blocks of whole episodes by which sums are kept.
+    chunk_points : "auto" or int
+        Most conditioning points in a chunk. With exact operators every chunk costs N²m²/2 kernel
+        evaluations, whatever its size, and 16·m² bytes for each of its points.
+    precision : {"mixed", "double"}
+        Matrix products in single precision with sums and gradients in double, or all in double. With
+        exact operators all is in double.
+    random_state : int
+        Seed of everything random.
+    operators : {"features", "exact"}
+        The return kernel through ``n_features`` spectral features; or itself, with H and G (eq:h_ij,
+        eq:g_ij) at every conditioning point as double sums over the transitions, for some thousands of
+        them at most: :meth:`plan` says what it takes. Features then serve the choice of λ_Γ alone.
+        After a fit, ``model.operators(state, action)`` evaluates H, G, Φ_L and k_L anywhere.
+    reward_trend : {"none", "linear", "auto"}
+        "linear" takes a least-squares trend of the reward in x out first, and regresses the residual with a
+        ridge of its own: for rewards that are linear but for noise. It is consistent for others too, but
+        may raise their error. "auto" does so where that predicts the reward's law better for episodes left
+        out. For ``construction="separated"`` with ``operators="features"``.
+
+    Attributes
+    ----------
+    coefficients_ : (L, m) array
+        B.
+    grid_, basis_ : arrays
+        Return atoms (m, d) and state-action basis (L, p + q).
+    solution_ : Solution
+        How the solver ended, with its certificate.
+    diagnostics_ : dict
+        Plain numbers about every stage.
+    input_kernel_, return_kernel_, ridge_gamma_, ridge_reward_, ridge_b_, mass_penalty_
+        The settings used.
+    operators_ : ConditionalOperators
+        Φ_L, ρ and ΣΓ at any input; with exact operators, H and G in place of ρ.
+    target_ : (r, 2Q) array or None
+        Coefficients of the target at B on the features ψ, with ``construction="paired"``.
+    ratio_ : DensityRatio or None
+        η̂, with ``continuation="ratio"``.
+    plan_ : Plan
+        What the fit was projected to take; not saved.
+    """
+
+    def __init__(
+        self,
+        discount: float,
+        *,
+        construction: Literal["separated", "paired"] = "separated",
+        continuation: Literal["sampled", "ratio"] = "sampled",
+        solver: str | Solver = "pcg",
+        input_kernel: Matern | Literal["auto"] = "auto",
+        return_kernel: Matern | Literal["auto"] = "auto",
+        n_atoms: int | Literal["auto"] = 100,
+        n_basis: int | Literal["auto"] = 250,
+        n_landmarks: int | Literal["auto"] = 500,
+        n_features: int | Literal["auto"] = 256,
+        n_conditioning: int | float | Literal["all"] | None = None,
+        conditioning: Conditioning = "random",
+        ridge_gamma: float | Literal["auto"] = "auto",
+        ridge_b: float | Literal["auto"] = "auto",
+        mass_penalty: float | Literal["auto"] = 1.0,
+        negative_penalty: float = 0.0,
+        grid: npt.ArrayLike | None = None,
+        grid_expansion: float = 1.2,
+        reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        paired_form: Literal["auto", "contracted", "matrix-free"] = "auto",
+        n_draws: int | Literal["auto"] = "auto",
+        ratio: ULSIF | None = None,
+        spectral: Method = "qmc",
+        points: Literal["kmeans", "random"] = "kmeans",
+        landmark_threshold: float = 1e-7,
+        n_blocks: int = 40,
+        chunk_points: int | Literal["auto"] = "auto",
+        precision: Literal["mixed", "double"] = "mixed",
+        random_state: int = 0,
+        operators: Literal["features", "exact"] = "features",
+        reward_trend: Literal["none", "linear", "auto"] = "none",
+    ) -> None:
+        self.discount = discount
+        self.construction = construction
+        self.continuation = continuation
+        self.solver = solver
+        self.input_kernel = input_kernel
+        self.return_kernel = return_kernel
+        self.n_atoms = n_atoms
+        self.n_basis = n_basis
+        self.n_landmarks = n_landmarks
+        self.n_features = n_features
+        self.n_conditioning = n_conditioning
+        self.conditioning = conditioning
+        self.ridge_gamma = ridge_gamma
+        self.ridge_b = ridge_b
+        self.mass_penalty = mass_penalty
+        self.negative_penalty = negative_penalty
+        self.grid = grid
+        self.grid_expansion = grid_expansion
+        self.reward_bounds = reward_bounds
+        self.paired_form = paired_form
+        self.n_draws = n_draws
+        self.ratio = ratio
+        self.spectral = spectral
+        self.points = points
+        self.landmark_threshold = landmark_threshold
+        self.n_blocks = n_blocks
+        self.chunk_points = chunk_points
+        self.precision = precision
+        self.random_state = random_state
+        self.operators = operators
+        self.reward_trend = reward_trend
+
+    #: Whether it is a bootstrap's, whose answers are not refused: the fit's are.
+    is_replicate_ = False
+
+    # ``operators`` is a parameter and also what evaluates them after a fit. Stored under its own name the
+    # parameter would hide the method, so a property takes the one and gives the other; scikit-learn reads
+    # and writes the parameter through get_params and set_params.
+    @property
+    def operators(self) -> Callable[..., OperatorBlocks]:
+        """H, G, Φ_L and k_L at any inputs: ``model.operators(state, action, exact=None, store=None)``.
+
+        Parameters
+        ----------
+        state, action : (n, p) and (n, q) arrays
+        exact : bool, optional
+            Whether H and G come from the return kernel itself and not from features; as in the fit
+            unless given.
+        store : TransitionStore or path, optional
+            The transitions of the fit, which exact sums go over. A model fitted with
+            ``operators="exact"`` has its own.
+
+        Returns
+        -------
+        OperatorBlocks
+            Arrays ``H``, ``G`` (n, m, m), ``Phi``, ``k_L`` (n, L), and terminal terms if there are any.
+        """
+        return partial(predict.operator_blocks, self)
+
+    @operators.setter
+    def operators(self, value: Literal["features", "exact"]) -> None:
+        self._operators = value
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name; see scikit-learn."""
+        return super().get_params(deep) | {"operators": self._operators}
+
+    def fit(
+        self,
+        store: TransitionStore | str | Path,
+        policy: Policy,
+        *,
+        executor: Executor | None = None,
+        cache: str | Path | None = None,
+        memory: int | str | None = None,
+        progress: Literal["auto", "bars", "log", "none"] = "auto",
+        run: str | Path | None = None,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> KEDRL:
+        """Estimate the embedding of the return under ``policy``.
+
+        Parameters
+        ----------
+        store : TransitionStore or path
+            The logged transitions.
+        policy : Policy
+            The target policy.
+        executor : Executor, optional
+            Where chunk functions run: unless given, the active :class:`distributed.Client`, or threads of
+            this process if there is none.
+        cache : path, optional
+            Directory where landmarks, block sums and conditioning points are kept, each under a
+            fingerprint of what it depends on. A later fit with the same directory, for another policy
+            or discount, computes only what it lacks. All workers must reach it.
+        memory : int or str, optional
+            What each worker process may use, in bytes or as "2 GiB". Unless given, three fifths of the
+            workers' limit, or four fifths of this machine's free memory. A fit that would use more is
+            refused.
+        progress : {"auto", "bars", "log", "none"}
+            Bars on a terminal or in a notebook, log lines elsewhere.
+        run : path, optional
+            Directory of the run, new or of an interrupted fit of the same settings, data and policy: this
+            one then goes on from what that left. All workers must reach it; see
+            :mod:`kedrl_dask.estimator.run`.
+        checkpoint_seconds : float
+            Time between checkpoints of the solver, in a run.
+
+        Returns
+        -------
+        self
+        """
+        settings, store = self._prepared(store)
+        where = checked_executor(executor), memory, cache
+        fit_model(self, settings, store, policy, *where, progress, run, checkpoint_seconds)
+        return self
+
+    @classmethod
+    def resume(cls, run: str | Path, *, policy: Policy | None = None, **options: Any) -> KEDRL:
+        """Go on with the fit of a run, or read its result if it is there.
+
+        ``policy`` is needed if it is code, as a
+        :class:`~kedrl_dask.numerics.policies.families.Function` is. Options are
+        ``executor``, ``memory``, ``progress`` and ``checkpoint_seconds`` of :meth:`fit`.
+        """
+        settings, arguments = recorded_fit(Path(run), policy)
+        return cls(**settings).fit(**arguments, **options)
+
+    def _prepared(self, store: TransitionStore | str | Path) -> tuple[Settings, TransitionStore]:
+        """Check settings against each other and the data."""
+        settings = Settings(**self.get_params(deep=False))
+        if not isinstance(store, TransitionStore):
+            store = TransitionStore.open(store)
+        settings.check_data(store.state_dim, store.action_dim, store.reward_dim, store.base.n_transitions)
+        return settings.in_own_units(store.encoding), store
+
+    def plan(
+        self,
+        store: TransitionStore | str | Path,
+        *,
+        executor: Executor | None = None,
+        workers: int | None = None,
+        memory: int | str | None = None,
+        calibrate: bool = True,
+    ) -> Plan:
+        """Project what :meth:`fit` will take: tasks, flop, time, peak memory and disk, stage by stage.
+
+        Parameters
+        ----------
+        store : TransitionStore or path
+        executor : Executor, optional
+            Where the fit will run, as for :meth:`fit`.
+        workers : int, optional
+            Number of worker processes to plan for, unless those that are there.
+        memory : int or str, optional
+            What each worker process may use, as for :meth:`fit`.
+        calibrate : bool
+            Whether to measure rates, which takes about a second; else times are those of a slow machine.
+
+        Sizes that are "auto" are planned at their largest: the fit chooses them, and plans again.
+
+        Returns
+        -------
+        Plan
+            Not yet checked: ``plan.check()`` refuses one over budget.
+        """
+        settings, store = self._prepared(store)
+        return plan_fit(settings, store, checked_executor(executor), memory, workers, calibrate)
+
+    def bootstrap(
+        self,
+        store: TransitionStore | str | Path,
+        policy: Policy,
+        n_replicates: int = 100,
+        *,
+        executor: Executor | None = None,
+        cache: str | Path | None = None,
+        random_state: int = 0,
+        progress: Literal["auto", "bars", "log", "none"] = "auto",
+    ) -> Bootstrap:
+        """Replicates of this fit on blocks of episodes drawn with replacement.
+
+        What the fit chose is kept, so that intervals do not speak of its choice. ``store`` and ``policy``
+        are those of the fit; with its ``cache`` no pass over the data is needed. Policies that are to be
+        compared take the same ``random_state``. ``apply(function)`` of the result gives any function of
+        the fitted model with its replicates, standard errors and intervals.
+        """
+        check_is_fitted(self)
+        settings, store = self._prepared(store)
+        with driver_blas_threads(), workspace(store, cache) as space:
+            return run_bootstrap(
+                self, settings, store, policy, n_replicates, random_state,
+                checked_executor(executor), space, Reporter(progress),
+            )  # fmt: skip
+
+    def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+        """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
+        return predict.weights(self, predict.checked_inputs(self, state, action))
+
+    def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Array:
+        """Values μ̂(x)(z) of the fitted embedding (eq:final_embedding_prediction).
+
+        Parameters
+        ----------
+        state, action : (n, p) and (n, q) arrays
+        at : (g, d) or (n, g, d) array
+            Return points z, common to all inputs or for each its own.
+
+        Returns
+        -------
+        (n, g) array
+        """
+        return predict.embed(self, predict.checked_inputs(self, state, action), at)
+
+    def embedding(
+        self, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
+    ) -> FittedEmbedding:
+        """The fitted embeddings as elements of the RKHS: expectations, distances, averages, recovered laws.
+
+        With a policy in place of actions, those of the states' laws, averaged over a ~ π(·|s). Refused
+        where diagnostics say that answers would mislead, unless their codes
+        (``kedrl_dask.estimator.fitted.findings.CODES``) are
+        in ``accept``, which is recorded. See :class:`kedrl_dask.numerics.laws.functionals.Embedding`.
+        """
+        return fitted_embedding(self, state, action, accept)
+
+    def recover(
+        self, state: npt.ArrayLike, action: Any, accept: Sequence[str] = (), **settings: Any
+    ) -> FittedLaw:
+        """Probability laws near the fitted embedding at each input (sec:stat_recovery), refused like it.
+
+        Settings are those of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`. The laws have
+        ``mean()``,
+        ``covariance()``, ``cdf``, ``quantile``, ``cvar``, ``density``, ``pmf``, ``prob`` and ``findings``.
+        """
+        return fitted_embedding(self, state, action, accept).recover(**settings)
+
+    def bellman_risk(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+        """Squared projected Bellman residual (eq:generalization_metric) at each input; (n,).
+
+        The operators are those of the training transitions. The risk says how well the fitted map
+        satisfies the projected Bellman equation: it is neither a policy value nor a bound on a distance
+        between laws.
+        """
+        return predict.bellman_risk(self, predict.checked_inputs(self, state, action))
+
+    @property
+    def return_space_(self) -> Space:
+        """The grid seen through the features of the fit, or with exact operators through the kernel."""
+        fixed = self.grid_, self.frequencies_, self.discount, self.return_kernel_
+        return predict.return_space(self.operators_, *fixed)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model as a Zarr store (no pickle) at a new path."""
+        check_is_fitted(self)
+        persistence.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> KEDRL:
+        """Read a model written by :meth:`save`."""
+        return persistence.load(cls, path)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there are coefficients."""
+        return hasattr(self, "coefficients_")

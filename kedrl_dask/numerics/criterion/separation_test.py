@@ -1,0 +1,135 @@
+"""Do the data ask for the paired construction? A test of ass:reward_continuation_separation.
+
+The separated target at x is ρ(x) ⊙ c(x), with c_j = (CE)ᵀκ̃_j the fitted embedding that follows a transition,
+in features; the paired one is Ê[exp(iWR) ⊙ c | x]. They differ by the conditional covariance of the two,
+which is estimated here by regressing (exp(iWr_j) − ρ(x_j)) ⊙ (c_j − c(x_j)) on x. The squared norm of an
+estimate is never zero, so it is compared with what the same products give when the sign of each
+block of episodes is random: under separation their mean is zero, whatever the sign (a wild bootstrap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
+
+from kedrl_dask.numerics.kernels.spectral import as_complex
+from kedrl_dask.utils.exceptions import FitWarning
+
+__all__ = ["SeparatedParts", "Separation", "SeparationWarning", "separation"]
+
+Array = npt.NDArray[Any]
+
+#: Random signs tried.
+N_SIGNS = 999
+#: Fewest blocks of episodes whose signs say something.
+FEWEST_BLOCKS = 8
+#: Level of the test, and the least share of the residual's norm that is worth another construction.
+LEVEL, SHARE = 0.01, 0.5
+
+
+class SeparationWarning(FitWarning):
+    """The data contradict the assumption of the separated construction."""
+
+
+class SeparatedParts(NamedTuple):
+    """A block of episodes: ψ (n, r), exp(iWr) and the continuation c in features, (n, 2Q) each."""
+
+    features: Array
+    reward: Array
+    continuation: Array
+
+    def astype(self, dtype: npt.DTypeLike) -> SeparatedParts:
+        """The same in another precision."""
+        return SeparatedParts(*(array.astype(dtype) for array in self))
+
+
+@dataclass(frozen=True)
+class Separation:
+    """The difference of the two targets, as root mean squares over held-out inputs in the norm of the RKHS.
+
+    Attributes
+    ----------
+    difference : float
+        What is systematic of it: the squared norm less what noise contributes, at least zero.
+    noise : float
+        What noise contributes.
+    p_value : float or None
+        Share of random signs that give as much; None where there are too few episodes to tell.
+    """
+
+    difference: float
+    noise: float
+    p_value: float | None
+
+    def recommends(self, residual: float) -> str:
+        """The construction that the data ask for, given the norm of the Bellman residual."""
+        is_real = self.p_value is not None and self.p_value <= LEVEL
+        return "paired" if is_real and self.difference > SHARE * residual else "separated"
+
+
+def separation(
+    blocks: Iterable[SeparatedParts],
+    held_out: Array,
+    ridge: float,
+    scale: float,
+    random_state: int = 0,
+) -> Separation:
+    """Estimate the difference of the targets and test it.
+
+    Parameters
+    ----------
+    blocks : iterable of SeparatedParts
+        The transitions by blocks of whole episodes; they are kept in single precision.
+    held_out : (n, r) array
+        Features ψ of the inputs where the targets are compared.
+    ridge : float
+        λ_Γ.
+    scale : float
+        σ²/Q.
+    random_state : int
+        Seed of the signs.
+    """
+    parts = [part.astype(np.float32) for part in blocks]
+    gram, responses, n = _moments(part.astype(np.float64) for part in parts)
+    factor = cho_factor(gram + n * ridge * np.eye(len(gram)), lower=True)
+    fitted = cho_solve(factor, responses).astype(np.float32)
+    root: Any = np.linalg.qr(held_out / np.sqrt(len(held_out)), mode="r")
+    # From sums of ψyᵀ to the regression of y at the held-out inputs.
+    regression = cho_solve(factor, root.T).T.astype(np.float32)
+    fields = []
+    for part in parts:
+        error = np.hstack([part.reward, part.continuation]) - part.features @ fitted
+        reward, continuation = (np.ascontiguousarray(half) for half in np.hsplit(error, 2))
+        rotated = as_complex(continuation)
+        rotated *= as_complex(reward)
+        fields.append((regression @ (part.features.T @ continuation)).ravel())
+    inner = scale * np.array([[np.vdot(a, b) for b in fields] for a in fields], dtype=np.float64)
+    total, noise = float(inner.sum()), float(np.trace(inner))
+    return Separation(
+        float(np.sqrt(max(0.0, total - noise))), float(np.sqrt(noise)), _p_value(inner, total, random_state)
+    )
+
+
+def _moments(blocks: Iterable[SeparatedParts]) -> tuple[Array, Array, int]:
+    """Σψψᵀ, Σψyᵀ for both responses side by side, and the number of transitions."""
+    gram: Any = 0.0
+    responses: Any = 0.0
+    n = 0
+    for part in blocks:
+        gram = gram + part.features.T @ part.features
+        responses = responses + part.features.T @ np.hstack([part.reward, part.continuation])
+        n += len(part.features)
+    return gram, responses, n
+
+
+def _p_value(inner: Array, total: float, random_state: int) -> float | None:
+    if len(inner) < FEWEST_BLOCKS:
+        return None
+    signs = np.random.default_rng(random_state).choice([-1.0, 1.0], size=(N_SIGNS, len(inner)))
+    drawn = np.einsum("ij,jk,ik->i", signs, inner, signs)
+    return float((1 + np.count_nonzero(drawn >= total)) / (1 + N_SIGNS))

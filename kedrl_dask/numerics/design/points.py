@@ -1,0 +1,76 @@
+"""Choice of points that represent many: landmarks, state-action basis, atoms of the return grid."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import threadpool_limits
+
+from kedrl_dask.numerics.kernels.matern import Matern
+
+__all__ = ["choose_points", "cluster_centers", "clusters", "median_distance"]
+
+Array = npt.NDArray[Any]
+
+
+def cluster_centers(points: Array, n_centers: int, random_state: int) -> Array:
+    """Centres of k-means; the same for the same seed, whatever the number of threads."""
+    return clusters(points, n_centers, random_state)[0]
+
+
+def clusters(points: Array, n_centers: int, random_state: int) -> tuple[Array, Array]:
+    """Centres of k-means (n_centers, dim) and the number of points in each cluster (n_centers,).
+
+    With fewer distinct points than centres, each has its cluster and the other clusters are empty.
+    """
+    # scikit-learn adds the partial sums of its threads in the order in which they finish.
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Number of distinct clusters", ConvergenceWarning)
+        fitted = KMeans(n_centers, n_init=1, random_state=random_state).fit(points)
+    return fitted.cluster_centers_, np.bincount(fitted.labels_, minlength=n_centers)
+
+
+def choose_points(
+    points: Array,
+    n_points: int,
+    kernel: Matern,
+    method: Literal["kmeans", "random"] = "kmeans",
+    random_state: int = 0,
+) -> Array:
+    """Choose points that cover a sample: k-means centres in the kernel's coordinates, or a random subset.
+
+    Parameters
+    ----------
+    points : (n, dim) array
+        The sample. With no more distinct rows than ``n_points`` these are returned.
+    n_points : int
+    kernel : Matern
+        Its length scales say which distances matter.
+    method : {"kmeans", "random"}
+    random_state : int
+    """
+    if method not in ("kmeans", "random"):
+        raise ValueError(f"unknown method {method!r} to choose points; use 'kmeans' or 'random'")
+    distinct = np.unique(points, axis=0)
+    if len(distinct) <= n_points:
+        return distinct
+    if method == "random":
+        rows = np.random.default_rng(random_state).choice(len(distinct), n_points, replace=False)
+        return distinct[np.sort(rows)]
+    lengths = np.broadcast_to(kernel.length_scale, points.shape[1])
+    return cluster_centers(points / lengths, n_points, random_state) * lengths
+
+
+def median_distance(points: Array, n_pairs: int = 20_000, random_state: int = 0) -> float:
+    """Median distance between two rows of a sample; zero for a single row."""
+    if len(points) < 2:
+        return 0.0
+    rng = np.random.default_rng(random_state)
+    first, second = rng.integers(len(points), size=(2, n_pairs))
+    apart = first != second
+    return float(np.median(np.linalg.norm(points[first[apart]] - points[second[apart]], axis=1)))

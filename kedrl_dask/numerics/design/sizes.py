@@ -1,0 +1,217 @@
+"""Automatic sizes: landmarks, basis, atoms and frequencies, each grown until its error is small enough.
+
+Every estimate is a mean square of an approximation to a kernel of unit variance, made on a sample alone. It
+need not be smaller than what the data can tell: tolerances fall with the number N of transitions as N^(-1/3).
+Their constants give about 500 landmarks, 250 basis points, 100 atoms and 256 frequencies on the simulation
+study with N = 14,700, where larger sizes did not lower the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cholesky, solve_triangular
+
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.spectral import Method, frequencies, kernel_error
+
+__all__ = [
+    "LADDERS",
+    "MOST",
+    "TOLERANCES",
+    "Growth",
+    "Size",
+    "choose_atoms",
+    "choose_features",
+    "choose_landmarks",
+    "grow",
+    "residual_curve",
+]
+
+Array = npt.NDArray[Any]
+#: The settings that may be chosen so.
+Size = Literal["n_landmarks", "n_basis", "n_atoms", "n_features"]
+
+#: Sizes tried, in steps of about a half.
+LADDERS: dict[Size, tuple[int, ...]] = {
+    "n_landmarks": (50, 75, 110, 170, 250, 375, 500, 750, 1_000, 1_500, 2_000),
+    "n_basis": (50, 75, 110, 170, 250, 375, 500, 750, 1_000),
+    "n_atoms": (30, 50, 75, 100, 150, 200, 300, 400),
+    "n_features": (64, 128, 192, 256, 384, 512, 768, 1_024, 1_536, 2_048),
+}
+#: The largest that can be chosen.
+MOST: dict[Size, int] = {name: ladder[-1] for name, ladder in LADDERS.items()}
+#: Mean squares times N^(1/3) below which an estimate is small enough.
+TOLERANCES: dict[Size, float] = {"n_landmarks": 1e-3, "n_basis": 4e-3, "n_atoms": 0.7, "n_features": 1e-2}
+#: Most landmarks and basis points, in units of √N: a regression on N rows tells no more directions apart.
+PER_ROOT = {"n_landmarks": 8.0, "n_basis": 4.0}
+#: A step that leaves more than this share of the estimate is not worth its cost.
+STALLED = 0.95
+#: Points at which residuals are taken, and feature kernels compared.
+N_HELD_OUT, N_COMPARED = 1_000, 400
+#: Keeps the factor of a nearly singular Gram matrix finite; far below any tolerance.
+JITTER = 1e-10
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A chosen size, and what was tried.
+
+    Attributes
+    ----------
+    size : int
+    sizes : tuple of int
+    estimates : tuple of float
+        Mean square of the error at each of them.
+    tolerance : float
+    reason : {"tolerance met", "no longer falling", "largest allowed"}
+        Why it was not made larger.
+    """
+
+    size: int
+    sizes: tuple[int, ...]
+    estimates: tuple[float, ...]
+    tolerance: float
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, strings and lists, for JSON."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+
+def grow(sizes: Sequence[int], estimates: Sequence[float] | Array, tolerance: float) -> Growth:
+    """The smallest size whose estimate is within the tolerance, or after which it hardly falls."""
+    tried = tuple(int(size) for size in sizes), tuple(float(estimate) for estimate in estimates), tolerance
+    for i, estimate in enumerate(estimates):
+        if estimate <= tolerance:
+            return Growth(tried[0][i], *tried, "tolerance met")
+        if i + 1 < len(sizes) and estimates[i + 1] > STALLED * estimate:
+            return Growth(tried[0][i], *tried, "no longer falling")
+    return Growth(tried[0][-1], *tried, "largest allowed")
+
+
+def residual_curve(kernel: Matern, points: Array, at: Array, sizes: Sequence[int]) -> Array:
+    """Mean squared projection residual of k(x, ·)/σ, x in ``at``, on the first points; for each size.
+
+    One factor serves all sizes: the leading block of a Cholesky factor is that of the leading block.
+    """
+    gram = kernel(points, points) / kernel.sigma**2
+    gram[np.diag_indices_from(gram)] += JITTER
+    factor = cholesky(gram, lower=True, overwrite_a=True)
+    psi = solve_triangular(factor, kernel(points, at) / kernel.sigma**2, lower=True)
+    explained = np.cumsum(np.einsum("ij,ij->i", psi, psi)) / len(at)
+    return np.maximum(1 - explained[np.asarray(sizes) - 1], 0)
+
+
+def choose_landmarks(
+    name: Literal["n_landmarks", "n_basis"],
+    kernel: Matern,
+    inputs: Array,
+    n_transitions: int,
+    random_state: int = 0,
+) -> Growth:
+    """Number of landmarks or of basis points, by the sections at held-out inputs of a sample.
+
+    Points are taken from the sample at random, which sees a little less than k-means with as many.
+
+    Parameters
+    ----------
+    name : {"n_landmarks", "n_basis"}
+    kernel : Matern
+        The input kernel.
+    inputs : (n, p + q) array
+        The sample.
+    n_transitions : int
+        N, of all the data.
+    random_state : int
+    """
+    distinct = _shuffled(np.unique(inputs, axis=0), random_state)
+    limit = min(MOST[name], int(PER_ROOT[name] * np.sqrt(n_transitions)))
+    sizes = _ladder(name, min(limit, (len(distinct) + 1) // 2))
+    held_out = distinct[max(sizes[-1], len(distinct) - N_HELD_OUT) :]
+    if len(held_out) == 0:  # a single input
+        held_out = distinct
+    return grow(
+        sizes, residual_curve(kernel, distinct[: sizes[-1]], held_out, sizes), _tolerance(name, n_transitions)
+    )
+
+
+def choose_atoms(
+    kernel: Matern, atoms: Array, returns: Array, reward: Array, discount: float, n_transitions: int,
+    random_state: int = 0,
+) -> Growth:  # fmt: skip
+    """Number of atoms, by the shifted sections k(r + γz, ·) (app:Grid-Z) of rewards r and returns z.
+
+    Parameters
+    ----------
+    kernel : Matern
+        The return kernel.
+    atoms : (n, d) array
+        What atoms are taken from, in order: shuffled returns, or points that fill a box.
+    returns, reward : (n, d) arrays
+        Samples of observed returns and rewards.
+    discount : float
+        γ.
+    n_transitions : int
+        N, of all the data.
+    random_state : int
+    """
+    rng = np.random.default_rng([random_state, 12])
+    shifted = reward[rng.integers(len(reward), size=N_HELD_OUT)]
+    shifted = shifted + discount * returns[rng.integers(len(returns), size=N_HELD_OUT)]
+    sizes = _ladder("n_atoms", len(atoms))
+    return grow(
+        sizes,
+        residual_curve(kernel, atoms[: sizes[-1]], shifted, sizes),
+        _tolerance("n_atoms", n_transitions),
+    )
+
+
+def choose_features(
+    kernel: Matern, grid: Array, reward: Array, discount: float, method: Method, n_transitions: int,
+    random_state: int = 0,
+) -> Growth:  # fmt: skip
+    """Number of frequencies, by the error of their kernel between grid points z and shifted ones r + γz.
+
+    Parameters
+    ----------
+    kernel : Matern
+        The return kernel.
+    grid : (m, d) array
+    reward : (n, d) array
+        A sample of rewards.
+    discount : float
+        γ.
+    method : {"qmc", "orthogonal", "iid"}
+        How frequencies are drawn.
+    n_transitions : int
+        N, of all the data.
+    random_state : int
+        Also of the frequencies.
+    """
+    rng = np.random.default_rng([random_state, 13])
+    atoms = grid[rng.permutation(len(grid))[: N_COMPARED // 2]]
+    shifted = reward[rng.integers(len(reward), size=len(atoms))] + discount * atoms
+    points, dim, sizes = np.vstack([atoms, shifted]), grid.shape[1], LADDERS["n_features"]
+    errors = [
+        kernel_error(kernel, points, frequencies(kernel, dim, size, method, random_state)) for size in sizes
+    ]
+    return grow(sizes, np.square(errors), _tolerance("n_features", n_transitions))
+
+
+def _tolerance(name: Size, n_transitions: int) -> float:
+    return float(TOLERANCES[name] * n_transitions ** (-1 / 3))
+
+
+def _ladder(name: Size, limit: int) -> list[int]:
+    """Sizes up to a limit, which is one of them if the ladder is longer."""
+    limit = max(1, min(limit, MOST[name]))
+    return [size for size in LADDERS[name] if size < limit] + [limit]
+
+
+def _shuffled(points: Array, random_state: int) -> Array:
+    return points[np.random.default_rng([random_state, 11]).permutation(len(points))]

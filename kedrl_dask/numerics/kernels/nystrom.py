@@ -1,0 +1,164 @@
+"""Whitened Nyström features of the input kernel, and regression on them.
+
+With landmarks V and the Cholesky factor K_VV = CCᵀ, T = C⁻ᵀ, the features ψ(x) = Tᵀ k_V(x) are
+orthonormal in the RKHS. The conditional weights Γ(x) of the paper (eq:Gamma) never exist as N-vectors: for
+any response y, Ê[y | x] = Γ(x)ᵀy = ψ(x)ᵀ (A + NλI)⁻¹ C_y with A = Σ ψ(x_j)ψ(x_j)ᵀ and C_y = Σ ψ(x_j) y_jᵀ,
+exactly when every input is a landmark. The factor is pivoted: landmarks that the others explain are left
+out, and T is triangular, which halves the cost of whitening against a factor from eigenvectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve, get_blas_funcs, solve_triangular
+from scipy.linalg.lapack import dpstrf
+
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.scratch import scratch
+
+__all__ = ["NystromFeatures", "solve_ridge", "whiten"]
+
+Array = npt.NDArray[Any]
+
+#: Landmarks whitened first. After so many, what is left of the others' sections is small.
+HEAD = 128
+
+
+def whiten(gram: Array, threshold: float) -> tuple[Array, Array]:
+    """Rows kept of a Gram matrix, and upper triangular T with Tᵀ·gram[kept, kept]·T = I.
+
+    A row is kept as long as the rows before it, the most telling first, leave more than ``threshold``
+    of the largest variance unexplained.
+    """
+    largest = float(np.max(np.diag(gram)))
+    # With tol = 0 LAPACK stops at the first pivot that is not positive; negative values mean its own choice.
+    factor, pivots, rank, _ = dpstrf(gram, tol=threshold * largest, lower=1)
+    kept = pivots[:rank].astype(np.intp) - 1
+    lower = np.tril(factor[:rank, :rank])
+    return kept, solve_triangular(lower, np.eye(rank), lower=True).T
+
+
+@dataclass(frozen=True)
+class NystromFeatures:
+    """The map x ↦ ψ(x) = Tᵀ k_V(x), in two steps.
+
+    The first step whitens the leading landmarks, the :attr:`head`, and takes their part out of the other
+    sections: φ = (ψ_head, k_tail − C_tail,head ψ_head). What is left there is small, so that sums of φ
+    keep their digits in single precision, where sums of the raw k_V(x) lose every one. The second step
+    whitens the tail. It is linear, so for sums of φyᵀ it is taken once, at the end, in double precision:
+    only ψψᵀ needs it row by row.
+
+    Attributes
+    ----------
+    kernel : Matern
+    landmarks : (r, p + q) array
+        The most telling first.
+    whitening : (r, r) array
+        T, upper triangular.
+    """
+
+    kernel: Matern
+    landmarks: Array
+    whitening: Array
+
+    @classmethod
+    def from_landmarks(cls, kernel: Matern, landmarks: Array, threshold: float = 1e-7) -> NystromFeatures:
+        """Whiten the Gram matrix of ``landmarks``; those that the others explain are left out."""
+        landmarks = np.asarray(landmarks, dtype=np.float64)
+        kept, whitening = whiten(kernel(landmarks, landmarks), threshold)
+        return cls(kernel, landmarks[kept], whitening)
+
+    @property
+    def rank(self) -> int:
+        """Number r of features."""
+        return len(self.landmarks)
+
+    @property
+    def head(self) -> int:
+        """Number of leading landmarks that the first step whitens."""
+        return min(HEAD, self.rank)
+
+    @cached_property
+    def coupling(self) -> Array:
+        """C_tail,headᵀ = −T_head⁻¹ T_head,tail T_tail⁻¹, from the blocks of the inverse of Cᵀ."""
+        h, t = self.head, self.whitening
+        inner = solve_triangular(t[:h, :h], t[:h, h:])
+        return -solve_triangular(t[h:, h:], inner.T, trans="T").T
+
+    @cached_property
+    def _tail(self) -> Array:
+        """T of the tail, in one piece: BLAS would copy it for every product."""
+        return np.ascontiguousarray(self.whitening[self.head :, self.head :])
+
+    def astype(self, dtype: npt.DTypeLike) -> NystromFeatures:
+        """The same map, evaluated in another precision."""
+        features = NystromFeatures(self.kernel, self.landmarks, self.whitening.astype(dtype))
+        features.__dict__["coupling"] = self.coupling.astype(dtype)
+        return features
+
+    def partial(self, inputs: Array, out: Array | None = None) -> Array:
+        """φ of each row of ``inputs``; (n, r), into ``out`` if given."""
+        if out is None:
+            out = np.empty((len(inputs), self.rank), self.whitening.dtype)
+        return self.deflate(self.kernel(inputs, self.landmarks, out=out))
+
+    def deflate(self, sections: Array) -> Array:
+        """φ in the place of sections k_V, or of means of them; (n, r)."""
+        phi, h = sections, self.head
+        head = _times_triangle("head", phi[:, :h], self.whitening[:h, :h])
+        phi[:, :h] = head
+        phi[:, h:] -= np.matmul(
+            head, self.coupling, out=scratch("tail", (len(phi), self.rank - h), phi.dtype)
+        )
+        return phi
+
+    def complete(self, phi: Array, out: Array | None = None) -> Array:
+        """ψ from φ, row by row; (n, r), into ``out`` if given."""
+        h = self.head
+        psi = np.empty_like(phi) if out is None else out
+        psi[:, :h] = phi[:, :h]
+        psi[:, h:] = _times_triangle("tail", phi[:, h:], self._tail)
+        return psi
+
+    def complete_sums(self, sums: Array) -> Array:
+        """Σ ψyᵀ from Σ φyᵀ (…, r, k)."""
+        h = self.head
+        tail = np.matmul(self.whitening[h:, h:].T, sums[..., h:, :])
+        return np.concatenate([sums[..., :h, :], tail], axis=-2)
+
+    def complete_sums_adjoint(self, sums: Array) -> Array:
+        """The transpose of :meth:`complete_sums`."""
+        h = self.head
+        return np.concatenate(
+            [sums[..., :h, :], np.matmul(self.whitening[h:, h:], sums[..., h:, :])], axis=-2
+        )
+
+    def __call__(self, inputs: Array) -> Array:
+        """ψ of each row of ``inputs``; (n, r)."""
+        return self.complete(self.partial(inputs))
+
+    def residual(self, inputs: Array) -> float:
+        """Mean of 1 − ‖ψ(x)‖²/k(x, x): the part of the kernel that the landmarks do not see."""
+        psi = self(inputs)
+        return float(1 - np.einsum("ij,ij->i", psi, psi).mean() / self.kernel.sigma**2)
+
+
+def _times_triangle(name: str, x: Array, triangle: Array) -> Array:
+    """x times an upper triangular matrix, at half of a product's cost, in scratch memory."""
+    product = scratch(name, x.shape, x.dtype)
+    product[...] = x
+    # BLAS counts by columns, so it sees transposes: triangleᵀ·xᵀ, in the place of xᵀ.
+    (trmm,) = get_blas_funcs(("trmm",), (product,))
+    trmm(1.0, triangle.T, product.T, lower=1, overwrite_b=1)
+    return product
+
+
+def solve_ridge(gram: Array, responses: Array, n_transitions: float, ridge: float) -> Array:
+    """(A + NλI)⁻¹ C for the sums A (r, r) and C (r, k) of the streaming pass."""
+    system = gram + n_transitions * ridge * np.eye(len(gram))
+    return cho_solve(cho_factor(system, lower=True, overwrite_a=True), responses)

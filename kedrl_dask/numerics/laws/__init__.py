@@ -1,0 +1,5 @@
+"""Laws of the return: probability laws recovered from embeddings, and what is read off them.
+
+Gives recovery with its certificate, the solver on the simplex behind it, mixtures, summaries, and
+functionals that need no recovery. Imports ``kernels`` and ``utils``.
+"""

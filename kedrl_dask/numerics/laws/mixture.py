@@ -1,0 +1,240 @@
+"""Probability laws with finitely many atoms, smoothed in some coordinates, and their summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr, ndtri
+from scipy.stats import qmc
+
+from kedrl_dask.utils.checks import as_numbers, check_share, check_word, shown
+
+__all__ = ["MassFunction", "Mixture"]
+
+Array = npt.NDArray[Any]
+Event = Callable[[Array], npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike]
+
+#: Nodes in place of each atom's Gaussian, when a function is averaged.
+N_NODES = 256
+#: Halvings of a bracket that end at the spacing of double precision.
+HALVINGS = 64
+#: Sums of weights are equal up to rounding.
+ROUNDING = 1e-14
+
+
+class MassFunction(NamedTuple):
+    """Probabilities (n, k) of the k values of a support, in increasing order; (k, c) of c coordinates."""
+
+    support: Array
+    probability: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """n laws Σ_i w_i·N(y_i, diag(h²)) with common atoms y_i; where h is zero the law is discrete.
+
+    Attributes
+    ----------
+    atoms : (m, d) array
+        y.
+    weights : (n, m) array
+        w, each row a probability vector.
+    bandwidth : (d,) array
+        h, the standard deviation by which each coordinate is smoothed; zero for none.
+    supports : dict
+        The support, by coordinate, of those that were projected on one.
+    """
+
+    atoms: Array
+    weights: Array
+    bandwidth: Array
+    supports: Mapping[int, Array] = field(default_factory=dict)
+
+    def mean(self) -> Array:
+        """Means; (n, d)."""
+        return self.weights @ self.atoms
+
+    def covariance(self) -> Array:
+        """Covariances, smoothing included; (n, d, d)."""
+        # Of deviations, and not of squares less squares, whose difference may be below zero by rounding.
+        deviations = self.atoms - self.mean()[:, None, :]
+        return np.einsum("ni,nij,nik->njk", self.weights, deviations, deviations) + np.diag(self.bandwidth**2)
+
+    def cdf(self, t: npt.ArrayLike, coordinate: int) -> Array:
+        """P(Y ≤ t) of one coordinate; (n,) for a number t, (n, g) for g of them."""
+        y, h = self._column(coordinate)
+        t = as_numbers("cdf: t", t, finite=False)
+        if np.isnan(t).any():
+            raise ValueError("cdf: t has NaN, expected numbers; leave it out")
+        if t.ndim > 1:
+            raise ValueError(f"cdf: t has shape {t.shape}, expected a number or (g,)")
+        return self.weights @ _below(t - y.reshape(-1, *[1] * t.ndim), h)
+
+    def quantile(self, q: npt.ArrayLike, coordinate: int) -> Array:
+        """Smallest t with P(Y ≤ t) ≥ q; (n,) for a number q, (n, k) for k of them."""
+        y, h = self._column(coordinate)
+        levels = as_numbers("quantile: q", q, finite=False)
+        if levels.ndim > 1 or not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"quantile: q must lie strictly between 0 and 1, got {shown(q)}")
+        flat = levels.reshape(-1)
+        found = self._atom_quantile(flat, y) if h == 0 else self._smooth_quantile(flat, y, h)
+        return found.reshape(len(self.weights), *levels.shape)
+
+    def _atom_quantile(self, levels: Array, y: Array) -> Array:
+        order = np.argsort(y, kind="stable")
+        below = np.cumsum(self.weights[:, order], axis=1)
+        # With ties or sums of just under one, the last atom of positive weight.
+        last = len(y) - 1 - np.argmax(self.weights[:, order][:, ::-1] > 0, axis=1)
+        position = (below[:, None, :] < levels[:, None] - ROUNDING).sum(axis=2)
+        return y[order][np.minimum(position, last[:, None])]
+
+    def _smooth_quantile(self, levels: Array, y: Array, h: float) -> Array:
+        reach = h * (1 - ndtri(min(levels.min(), 1 - levels.max())))
+        low = np.full((len(self.weights), len(levels)), y.min() - reach)
+        high = np.full_like(low, y.max() + reach)
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            value = np.stack(
+                [(self.weights * ndtr((t[:, None] - y) / h)).sum(axis=1) for t in middle.T], axis=1
+            )
+            reached = value >= levels
+            low, high = np.where(reached, low, middle), np.where(reached, middle, high)
+        return high
+
+    def cvar(self, level: float, coordinate: int, tail: Literal["lower", "upper"] = "lower") -> Array:
+        """Mean of the lowest, or highest, share ``level`` of one coordinate; (n,).
+
+        By q ∓ E(q − Y)₊/level at the quantile q, which also divides an atom that the share cuts through.
+        """
+        check_word("cvar: tail", tail, ("lower", "upper"))
+        check_share("cvar: level", level)
+        y, h = self._column(coordinate)
+        sign = 1.0 if tail == "lower" else -1.0
+        q = self.quantile(level if tail == "lower" else 1 - level, coordinate)
+        excess = sign * (q[:, None] - y)
+        expected = np.maximum(excess, 0.0)
+        if h > 0:
+            z = excess / h
+            expected = h * (z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
+        return q - sign * (self.weights * expected).sum(axis=1) / level
+
+    def density(
+        self,
+        at: npt.ArrayLike,
+        coordinates: int | Sequence[int] = 0,
+        bandwidth: npt.ArrayLike | None = None,
+        where: Mapping[int, float] | None = None,
+    ) -> Array:
+        """Density of some coordinates, the others integrated out; (n, g).
+
+        Parameters
+        ----------
+        at : (g,) or (g, c) array
+            Where, for one coordinate or for c of them.
+        coordinates : int or sequence of int
+        bandwidth : float or (c,) array, optional
+            Smoothing in place of the law's own; the weights stay as they were matched.
+        where : dict, optional
+            Values of projected coordinates: the joint of their mass and the density.
+        """
+        chosen = np.atleast_1d(np.asarray(coordinates))
+        h = self.bandwidth[[self._index(c) for c in chosen]]
+        if bandwidth is not None:
+            h = np.broadcast_to(as_numbers("density: bandwidth", bandwidth), chosen.shape)
+        if not (np.isfinite(h).all() and (h > 0).all()):
+            raise ValueError(
+                f"density: bandwidth {h.tolist()} of coordinates {chosen.tolist()}; a coordinate without "
+                "smoothing has no density: give a positive bandwidth, or ask pmf or cdf"
+            )
+        points = as_numbers("density: at", at)
+        points = points[:, None] if points.ndim == 1 and len(chosen) == 1 else points
+        if points.ndim != 2 or points.shape[1] != len(chosen):
+            raise ValueError(f"density: at has shape {points.shape}, expected (g, {len(chosen)})")
+        weights = self.weights
+        for coordinate, value in (where or {}).items():
+            self._support("density", coordinate)
+            weights = weights * (self._column(coordinate)[0] == value)
+        z = (points[None, :, :] - self.atoms[:, None, chosen]) / h
+        normal = np.exp(-0.5 * (z**2).sum(axis=2)) / np.prod(np.sqrt(2 * np.pi) * h)
+        return weights @ normal
+
+    def pmf(self, coordinates: int | Sequence[int]) -> MassFunction:
+        """Probabilities of the support that a coordinate was projected on, or of several jointly.
+
+        Of several, the support is every combination (k, c) of their values.
+        """
+        chosen = np.atleast_1d(np.asarray(coordinates))
+        supports = [self._support("pmf", coordinate) for coordinate in chosen]
+        points = np.stack(np.meshgrid(*supports, indexing="ij"), axis=-1).reshape(-1, len(chosen))
+        is_there = (self.atoms[:, None, chosen] == points).all(axis=2)
+        return MassFunction(points[:, 0] if np.ndim(coordinates) == 0 else points, self.weights @ is_there)
+
+    def expectation(self, function: Callable[[Array], npt.ArrayLike]) -> Array:
+        """E f(Y); (n,). ``function`` takes points (k, d) and gives k numbers.
+
+        Each atom's Gaussian is replaced by the same low-discrepancy nodes.
+        """
+        nodes, smooth = self.atoms[:, None, :], np.flatnonzero(self.bandwidth)
+        if smooth.size:
+            uniform = qmc.Sobol(smooth.size, seed=0).random(N_NODES)
+            shifts = np.zeros((N_NODES, self.atoms.shape[1]))
+            shifts[:, smooth] = ndtri(uniform) * self.bandwidth[smooth]
+            nodes = nodes + shifts
+        values = np.asarray(function(nodes.reshape(-1, self.atoms.shape[1])), dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("function gave NaN or infinity; expected finite numbers: check it there")
+        if values.shape != (nodes.shape[0] * nodes.shape[1],):
+            raise ValueError(
+                f"function gave shape {values.shape} for {nodes.shape[0] * nodes.shape[1]} points; "
+                "expected one number for each"
+            )
+        return self.weights @ values.reshape(nodes.shape[:2]).mean(axis=1)
+
+    def prob(self, event: Event) -> Array:
+        """Probability of an event; (n,).
+
+        Parameters
+        ----------
+        event : (low, high) or function
+            A closed box, whose ends are (d,) arrays and may be infinite; or a function that says of points
+            (k, d) whether they are in.
+        """
+        if callable(event):
+            return self.expectation(lambda points: np.asarray(event(points), dtype=bool))
+        dim = self.atoms.shape[1]
+        if not (isinstance(event, tuple | list) and len(event) == 2):
+            raise ValueError(f"prob: an event is (low, high) or a function, got {shown(event)}")
+        low, high = (as_numbers("prob: event", end, finite=False) for end in event)
+        if low.shape != (dim,) or high.shape != (dim,) or not (low <= high).all():
+            raise ValueError(f"prob: a box takes low ≤ high of {dim} numbers each, got {shown(event)}")
+        inside = np.ones(len(self.atoms))
+        for y, h, a, b in zip(self.atoms.T, self.bandwidth, low, high, strict=True):
+            inside *= (y >= a) & (y <= b) if h == 0 else ndtr((b - y) / h) - ndtr((a - y) / h)
+        return self.weights @ inside
+
+    def _index(self, coordinate: Any) -> int:
+        dim = self.atoms.shape[1]
+        if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
+            raise ValueError(f"coordinate {shown(coordinate)} is not one of 0 to {dim - 1}")
+        return int(coordinate)
+
+    def _column(self, coordinate: int) -> tuple[Array, float]:
+        index = self._index(coordinate)
+        return self.atoms[:, index], float(self.bandwidth[index])
+
+    def _support(self, name: str, coordinate: int) -> Array:
+        if self._index(coordinate) not in self.supports:
+            raise ValueError(
+                f"{name}: coordinate {coordinate} was not projected on a support; give "
+                f"projected={{{coordinate}: support}} to the recovery"
+            )
+        return self.supports[coordinate]
+
+
+def _below(distance: Array, h: float) -> Array:
+    """P(N(0, h²) ≤ distance)."""
+    return (distance >= 0).astype(np.float64) if h == 0 else ndtr(distance / h)

@@ -1,0 +1,130 @@
+"""Summaries of laws by coordinate: numbers, and curves at thresholds that all laws have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.numerics.laws.mixture import Mixture
+
+__all__ = ["CURVES", "LEVELS", "SUMMARIES", "TAIL", "Summaries", "seen", "summarise", "thresholds"]
+
+Array = npt.NDArray[Any]
+
+#: Levels of the quantiles, and the share of the tail mean, unless others are asked for.
+LEVELS, TAIL = (0.05, 0.25, 0.5, 0.75, 0.95), 0.1
+#: Summaries of a law by coordinate, and their meaning; quantiles have a level each.
+SUMMARIES = {
+    "mean": "mean of the recovered law",
+    "sd": "its standard deviation, smoothing included",
+    "quantile": "its quantiles",
+    "cvar": "mean of its lowest share, the attribute tail",
+}
+#: What there is of it at every threshold.
+CURVES = {
+    "cdf": "its distribution function at the thresholds",
+    "density": "its density at the thresholds; of a coordinate without smoothing, the mass of each",
+}
+#: Steps at which smoothed distribution functions are taken, and how far beyond the outermost atoms, in
+#: bandwidths; and the most steps.
+STEP, BEYOND, MOST_THRESHOLDS = 0.25, 3, 400
+#: Probability on either side that a picture of smooth laws leaves out.
+UNSEEN = 5e-4
+
+
+def summarise(law: Mixture, levels: Sequence[float] = LEVELS, tail: float = TAIL) -> dict[str, Array]:
+    """The summaries of n laws: (n, d) each, and (n, d, level) for the quantiles."""
+    coordinates = range(law.atoms.shape[1])
+    return {
+        "mean": law.mean(),
+        "sd": np.sqrt(np.diagonal(law.covariance(), axis1=1, axis2=2)),
+        "quantile": np.stack([law.quantile(levels, c) for c in coordinates], axis=1),
+        "cvar": np.stack([law.cvar(tail, c) for c in coordinates], axis=1),
+    }
+
+
+def thresholds(law: Mixture) -> Array:
+    """Where distribution functions are taken, as many for each coordinate; (d, T).
+
+    Without smoothing they change at atoms only. With it, they are taken at steps of a quarter of the
+    bandwidth, between which two of them miss their largest difference by less than 0.004: |F″| ≤ 0.25/h² for
+    each. A coordinate with fewer thresholds than another repeats its last one.
+    """
+    columns = []
+    for c, (y, h) in enumerate(zip(law.atoms.T, law.bandwidth, strict=True)):
+        low, high = y.min() - BEYOND * h, y.max() + BEYOND * h
+        n_steps = 0 if h == 0 else min(int(np.ceil((high - low) / (STEP * h))), MOST_THRESHOLDS)
+        values = np.union1d(y, law.supports.get(c, y))
+        columns.append(values if h == 0 else np.linspace(low, high, n_steps + 1))
+    longest = max(len(column) for column in columns)
+    return np.stack([np.pad(column, (0, longest - len(column)), mode="edge") for column in columns])
+
+
+def seen(cdf: Array) -> slice:
+    """The thresholds at which a picture of laws (n, T) has anything to show, and one more on either side."""
+    inside = np.flatnonzero(((cdf > UNSEEN) & (cdf < 1 - UNSEEN)).any(axis=0))
+    return slice(max(inside[0] - 1, 0), inside[-1] + 2) if inside.size else slice(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Summaries:
+    """What is asked of every law, also in one array, so that a replicate recovers it once.
+
+    Attributes
+    ----------
+    levels, tail
+        Levels of the quantiles, and share of the tail mean.
+    thresholds : (d, T) array
+        Where the curves of each coordinate are taken.
+    """
+
+    levels: Sequence[float]
+    tail: float
+    thresholds: Array
+
+    def __call__(self, law: Mixture) -> dict[str, Array]:
+        """Summaries and curves of n laws by name: (n, d), (n, d, level) or (n, d, T)."""
+        return summarise(law, self.levels, self.tail) | {
+            "cdf": np.stack([law.cdf(t, c) for c, t in enumerate(self.thresholds)], axis=1),
+            "density": np.stack([_density(law, t, c) for c, t in enumerate(self.thresholds)], axis=1),
+        }
+
+    @property
+    def width(self) -> int:
+        """How many numbers there are of one coordinate."""
+        return sum(self._sizes.values())
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        numbers = {name: len(self.levels) if name == "quantile" else 1 for name in SUMMARIES}
+        return numbers | {name: int(self.thresholds.shape[1]) for name in CURVES}
+
+    def pack(self, law: Mixture) -> Array:
+        """The same in one array (n, d, k)."""
+        return np.concatenate(
+            [value[..., None] if value.ndim == 2 else value for value in self(law).values()], axis=2
+        )
+
+    def unpack(self, values: Array) -> dict[str, Array]:
+        """By name again, from an array (…, n, d, k)."""
+        sizes = self._sizes
+        parts = np.split(values, np.cumsum(list(sizes.values()))[:-1], axis=-1)
+        return {
+            name: part if self.dims(name)[2:] else part[..., 0]
+            for name, part in zip(sizes, parts, strict=True)
+        }
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Dimensions of a summary or curve, after that of the policy or pair."""
+        further = {"quantile": ("level",)} | dict.fromkeys(CURVES, ("threshold",))
+        return ("input", "coordinate", *further.get(name, ()))
+
+
+def _density(law: Mixture, t: Array, coordinate: int) -> Array:
+    if law.bandwidth[coordinate] > 0:
+        return law.density(t, coordinate)
+    return law.weights @ (law.atoms[:, coordinate, None] == t)

@@ -1,0 +1,100 @@
+"""How far a target policy acts from what was logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.spatial import cKDTree
+
+from kedrl_dask.numerics.kernels.matern import Matern
+
+__all__ = ["Overlap", "action_overlap"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Overlap:
+    """Target actions beside logged ones at the same successor states.
+
+    Nothing here shows that actions overlap jointly with the state; ``distance`` comes nearest to it.
+
+    Attributes
+    ----------
+    logged_mean, logged_deviation : (q,) arrays
+        Of the logged actions.
+    target_mean : (q,) array
+        Of the target's actions at the same states.
+    shift : (q,) array
+        Root mean square of target less logged action, in deviations of the logged ones. An independent
+        second draw from the logging policy would have at most √2.
+    outside : (q,) array
+        Share of target actions outside the range of the logged ones.
+    distance, logged_distance : float
+        Median distance, in lengths of the input kernel, from successor states with target actions, and with
+        the logged ones, to the nearest logged input of other episodes. NaN where there is one episode.
+    """
+
+    logged_mean: Array
+    logged_deviation: Array
+    target_mean: Array
+    shift: Array
+    outside: Array
+    distance: float
+    logged_distance: float
+
+
+def action_overlap(
+    inputs: Array,
+    episode: Array,
+    next_state: Array,
+    next_action: Array,
+    actions: Array,
+    weights: Array,
+    kernel: Matern,
+) -> Overlap:
+    """Compare target actions with logged ones.
+
+    Parameters
+    ----------
+    inputs : (n, p + q) array
+        Logged states and actions.
+    episode : (n,) array
+    next_state, next_action : (n, p) and (n, q) arrays
+        Logged successors; no terminal transitions.
+    actions, weights : (k, n, q) and (k,) arrays
+        The target policy's draws at ``next_state``.
+    kernel : Matern
+        The input kernel, for its lengths.
+    """
+    deviation = next_action.std(axis=0)
+    low, high = next_action.min(axis=0), next_action.max(axis=0)
+    outside = ((actions < low) | (actions > high)).mean(axis=1)
+    square = ((actions - next_action) ** 2).mean(axis=1)
+    # A logged action that never varies has no unit to measure in.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shift = np.sqrt(weights @ square) / deviation
+    # A logged successor is an input itself: distances are to the inputs of the other half of the episodes.
+    number = np.unique(episode, return_inverse=True)[1]
+    asked, known = number % 2 == 1, number % 2 == 0
+    distances = [float("nan")] * 2
+    if asked.any():
+        tree = cKDTree(kernel.scale(inputs[known]))
+        draws = np.concatenate([actions[:, asked], next_action[None, asked]])
+        shape = *draws.shape[:2], next_state.shape[1]
+        points = np.concatenate([np.broadcast_to(next_state[asked], shape), draws], axis=2)
+        nearest = np.asarray(tree.query(kernel.scale(points))[0])
+        spread = np.repeat(weights, nearest.shape[1])
+        target = np.quantile(nearest[:-1].ravel(), 0.5, weights=spread, method="inverted_cdf")
+        distances = [float(target), float(np.median(nearest[-1]))]
+    return Overlap(
+        next_action.mean(axis=0),
+        deviation,
+        weights @ actions.mean(axis=1),
+        shift,
+        weights @ outside,
+        *distances,
+    )

@@ -1,0 +1,171 @@
+"""The conditional operators at any input, from one ridge regression: k_L, Φ_L, the target's part and ΣΓ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.numerics.criterion.separated import BlockChunk, Chunk, FeatureChunk
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
+from kedrl_dask.numerics.regression.exact_operators import RewardShifts
+from kedrl_dask.numerics.regression.reward_trend import TrendWaves
+
+__all__ = ["ConditionalOperators", "ExactOperators", "OperatorBlocks"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ConditionalOperators:
+    """x ↦ what the criterion needs there, in features.
+
+    Attributes
+    ----------
+    features : NystromFeatures
+        ψ.
+    basis : (L, p + q) array
+        The state-action basis.
+    continuation : (r, L) array
+        (A + NλI)⁻¹ C_κ, so that Φ_L(x) = ψ(x)ᵀ of it (eq:Phi).
+    reward : (r, 2Q) array
+        The same for exp(iWr).
+    terminal : (r, 2Q) array or None
+        The same for 1{terminal}·exp(iWr); None when no episode terminates.
+    mass : (r,) array
+        The same for the constant 1.
+    trend : TrendWaves or None
+        With a trend of the reward, whose residual e then stands for r: ``reward`` is for exp(iWe) less its
+        mean, with a ridge of its own, and ``terminal`` for 1{terminal}·exp(iWe).
+    """
+
+    features: NystromFeatures
+    basis: Array
+    continuation: Array
+    reward: Array
+    terminal: Array | None
+    mass: Array
+    trend: TrendWaves | None
+
+    #: The kind of chunk that the operators make.
+    chunk_type: ClassVar[type[Chunk]] = FeatureChunk
+
+    @property
+    def kernel(self) -> Matern:
+        """The input kernel."""
+        return self.features.kernel
+
+    def target(self, inputs: Array, psi: Array) -> dict[str, Array]:
+        """What a chunk needs beside k_L and Φ_L, by the name of the chunk's array.
+
+        At the rows of ``inputs``, whose features are ψ (n, r).
+        """
+        waves = {"reward_waves": psi @ self.reward}
+        if self.terminal is not None:
+            waves["terminal_waves"] = psi @ self.terminal
+        if self.trend is None:
+            return waves
+        waves["reward_waves"] += self.trend.mean
+        return {name: self.trend.turn(inputs, part) for name, part in waves.items()}
+
+    @property
+    def target_facts(self) -> list[Any]:
+        """All that :meth:`target` and the mass depend on, beside ψ."""
+        facts = [self.reward, self.mass, self.terminal]
+        return facts if self.trend is None else [*facts, self.trend]
+
+    def __call__(self, inputs: Array, weights: Array | None = None) -> tuple[Any, Array]:
+        """Chunk of the criterion at the rows of ``inputs``, and the mass ΣΓ there.
+
+        ``weights`` are the ϱ of the inputs; equal ones that sum to one unless given.
+        """
+        if weights is None:
+            weights = np.full(len(inputs), 1.0 / max(1, len(inputs)))
+        psi = self.features(inputs)
+        sections = self.kernel(inputs, self.basis), psi @ self.continuation
+        return self.chunk_type(weights, *sections, **self.target(inputs, psi)), psi @ self.mass
+
+
+@dataclass(frozen=True)
+class ExactOperators(ConditionalOperators):
+    """The same with H and G from the return kernel itself.
+
+    Attributes
+    ----------
+    inputs : (N, p + q) array
+        Inputs of all transitions.
+    regression : (N, r) array
+        Ψ(A + NλI)⁻¹, so that Γ(x) = regression · ψ(x): the paper's Γ when all inputs are landmarks.
+    shifts : RewardShifts
+        Rewards and terminal flags of the same transitions, with the grid.
+    """
+
+    inputs: Array
+    regression: Array
+    shifts: RewardShifts
+
+    chunk_type = BlockChunk
+
+    @classmethod
+    def build(
+        cls, operators: ConditionalOperators, inputs: Array, shifts: RewardShifts, ridge: float
+    ) -> ExactOperators:
+        """Add what the exact sums need to operators that the same transitions gave; ``ridge`` is λ_Γ."""
+        psi = operators.features(inputs)
+        regression = np.ascontiguousarray(solve_ridge(psi.T @ psi, psi.T, len(psi), ridge).T)
+        return cls(**vars(operators), inputs=inputs, regression=regression, shifts=shifts)
+
+    def target(self, inputs: Array, psi: Array) -> dict[str, Array]:
+        """H, G and the terminal terms at the rows of ``inputs``, whose features are ψ (n, r)."""
+        return self.shifts.blocks(self.regression @ psi.T)
+
+    @property
+    def target_facts(self) -> list[Any]:
+        """All that :meth:`target` and the mass depend on, beside ψ."""
+        return [self.regression, self.shifts, self.mass]
+
+    def in_features(self) -> ConditionalOperators:
+        """The operators in features."""
+        return ConditionalOperators(
+            self.features, self.basis, self.continuation, self.reward, self.terminal, self.mass, self.trend
+        )
+
+
+@dataclass(frozen=True)
+class OperatorBlocks:
+    """The operators of the Bellman equation at some inputs, written out.
+
+    At an input, with u = Bᵀk_L and v = BᵀΦ, the squared residual (eq:gamma_with_W) is
+    uᵀK_Zu − 2uᵀHv + vᵀGv − 2uᵀ·grid_terminal + 2vᵀ·shifted_terminal + terminal_square.
+
+    Attributes
+    ----------
+    H, G : (n, m, m) arrays
+        Reward-shifted Gram matrices: grid against target, and target against target (eq:h_ij, eq:g_ij).
+    Phi : (n, L) array
+        Φ_L, the basis sections expected next under the target policy (eq:Phi).
+    k_L : (n, L) array
+        The basis sections here.
+    grid_terminal, shifted_terminal : (n, m) arrays or None
+        Products of the grid's and of the shifted sections with t = Σ_j Γ_j 1{terminal_j} k_Z(r_j, ·).
+        None when no episode terminates.
+    terminal_square : (n,) array or None
+        ‖t‖².
+    """
+
+    H: Array
+    G: Array
+    Phi: Array
+    k_L: Array
+    grid_terminal: Array | None = None
+    shifted_terminal: Array | None = None
+    terminal_square: Array | None = None
+
+    @classmethod
+    def from_chunk(cls, chunk: BlockChunk) -> OperatorBlocks:
+        """The blocks of a chunk whose sections are not whitened."""
+        terms = chunk.grid_terminal, chunk.shifted_terminal, chunk.terminal_square
+        return cls(chunk.h, chunk.g, chunk.continuation, chunk.basis, *terms)

@@ -1,0 +1,227 @@
+"""A linear trend of the reward, taken out before its law given x is estimated.
+
+With any fixed function m and the residual e = r − m(x), E[exp(iWr)|x] = exp(iWm(x)) ⊙ E[exp(iWe)|x]. What
+is left to estimate varies less with x, if m is near the mean of the reward, and stands more smoothing. It is
+consistent whatever the law of the reward, because the regression follows a residual whose law depends on x;
+but where the reward is far from linear that is no easier, and the error may be larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
+from kedrl_dask.numerics.kernels.spectral import as_complex, waves
+from kedrl_dask.numerics.regression.cross_validation import (
+    RIDGES,
+    TUNING_FOLDS,
+    held_out_errors,
+    standard_deviations,
+)
+
+__all__ = ["REWARD_RIDGES", "LinearTrend", "TrendMoments", "TrendTrial", "TrendWaves", "try_trend"]
+
+Array = npt.NDArray[Any]
+
+#: Ridges tried for the residual of the reward: with the largest its law hardly depends on x.
+REWARD_RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, 2.1, 0.5))
+#: Frequencies whose waves are predicted to compare regressions with and without a trend, at most.
+TRIAL_FREQUENCIES = 64
+#: Share of the largest eigenvalue of Σx̃x̃ᵀ, in standard deviations, below which it is one of rounding.
+COLLINEAR = 1e-12
+
+
+class TrendMoments(NamedTuple):
+    """Σx̃x̃ᵀ and Σx̃(r − m(x))ᵀ over transitions, with x̃ = (1, x − center)."""
+
+    gram: Array
+    cross: Array
+
+
+@dataclass(frozen=True)
+class LinearTrend:
+    """m(x) = mean + (x − center)ᵀ·weights.
+
+    Attributes
+    ----------
+    center : (p + q,) array
+        Mean input.
+    weights : (p + q, d) array
+    mean : (d,) array
+        Mean reward.
+    """
+
+    center: Array
+    weights: Array
+    mean: Array
+
+    @classmethod
+    def fit(cls, inputs: Array, reward: Array) -> LinearTrend:
+        """Least squares; where inputs do not tell weights apart, the smallest, in standard deviations."""
+        center, mean = inputs.mean(axis=0), reward.mean(axis=0)
+        spread = standard_deviations(inputs)
+        scaled = np.linalg.lstsq((inputs - center) / spread, reward - mean, rcond=None)[0]
+        return cls(center, scaled / spread[:, None], mean)
+
+    def moments(self, inputs: Array, residual: Array) -> TrendMoments:
+        """Sums from which :meth:`refit` finds the trend of these transitions, whose r − m(x) are given."""
+        design = np.column_stack([np.ones(len(inputs)), inputs - self.center])
+        return TrendMoments(design.T @ design, design.T @ residual)
+
+    def refit(self, moments: TrendMoments) -> LinearTrend:
+        """The least-squares trend of the transitions that the moments are of; nearest to this one."""
+        diagonal = moments.gram.diagonal()
+        spread = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+        scaled = moments.gram / np.outer(spread, spread), moments.cross / spread[:, None]
+        change = np.linalg.lstsq(*scaled, rcond=COLLINEAR)[0] / spread[:, None]
+        return LinearTrend(self.center, self.weights + change[1:], self.mean + change[0])
+
+    def __call__(self, inputs: Array) -> Array:
+        """m at each row of ``inputs``; (n, d)."""
+        return self.mean + (inputs - self.center) @ self.weights
+
+    def to_arrays(self) -> dict[str, Array]:
+        """The arrays of ``schema.TREND``."""
+        return {f"trend_{name}": value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> LinearTrend:
+        """The trend that these arrays hold."""
+        return cls(**{field.name: arrays[f"trend_{field.name}"] for field in fields(cls)})
+
+    def explained(self, inputs: Array, reward: Array) -> Array:
+        """Share of each reward coordinate's variance that the trend explains; zero of a constant; (d,)."""
+        left, total = (reward - self(inputs)).var(axis=0), reward.var(axis=0)
+        varies = np.ptp(reward, axis=0) > 0
+        return np.where(varies, 1 - left / np.where(varies, total, 1.0), 0.0)
+
+
+@dataclass(frozen=True)
+class TrendWaves:
+    """The trend among the waves: what turns those of the residual into those of the reward.
+
+    Attributes
+    ----------
+    trend : LinearTrend
+    frequencies : (Q, d) array
+        W.
+    mean : (2Q,) array
+        Mean of exp(iWe), which the regression leaves out.
+    """
+
+    trend: LinearTrend
+    frequencies: Array
+    mean: Array
+
+    def turn(self, inputs: Array, residual_waves: Array) -> Array:
+        """exp(iWm(x)) ⊙ the waves at each input; (n, 2Q)."""
+        turned = waves(self.trend(inputs), self.frequencies)
+        turning = as_complex(turned)
+        turning *= as_complex(residual_waves)
+        return turned
+
+
+@dataclass(frozen=True)
+class TrendTrial:
+    """The reward's law predicted for episodes left out, without a trend and around one.
+
+    Attributes
+    ----------
+    error_none, error_linear : float
+        Mean squared error of the waves exp(iWr), over their number, each with its best ridge.
+    gain, noise : float
+        How much less the error is with a trend, and the standard error of this difference over the folds.
+    accepted : bool
+        Whether the gain exceeds its noise.
+    """
+
+    error_none: float
+    error_linear: float
+    gain: float
+    noise: float
+    accepted: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers that JSON can hold."""
+        return asdict(self)
+
+
+def try_trend(
+    features: NystromFeatures,
+    inputs: Array,
+    reward: Array,
+    episode: Array,
+    frequencies: Array,
+    ridges: Sequence[float] | None = None,
+) -> TrendTrial:
+    """Cross-validate the regression of the reward's waves over whole episodes, with and without a trend.
+
+    Turning by exp(iWm(x)) keeps distances, so that both errors are of the same waves. Each fold is predicted
+    with the trend of the others. Without ``ridges`` those are tried that a fit tries.
+    """
+    numbers = np.unique(episode, return_inverse=True)[1]
+    if numbers[-1] == 0:
+        raise ValueError(
+            "reward_trend='auto' needs at least two episodes to leave one out; give 'none' or 'linear'"
+        )
+    fold = numbers % min(TUNING_FOLDS, int(numbers[-1]) + 1)
+    chosen = frequencies[:: -(-len(frequencies) // TRIAL_FREQUENCIES)]
+    trends = [LinearTrend.fit(inputs[fold != f], reward[fold != f]) for f in range(fold.max() + 1)]
+    sums = _FoldSums.gather(features, inputs, reward, fold, trends, chosen)
+    none = [sums.errors(f, -1, False, ridges or RIDGES) for f in range(len(trends))]
+    linear = [sums.errors(f, f, True, ridges or REWARD_RIDGES) for f in range(len(trends))]
+    return _compared(np.array(none), np.array(linear), len(inputs) * len(chosen))
+
+
+class _FoldSums(NamedTuple):
+    """Sums over each fold, the first axis, for waves around each trend and, last, without one."""
+
+    gram: Array
+    mass: Array
+    size: Array
+    response: Array
+    total: Array
+
+    @classmethod
+    def gather(
+        cls,
+        features: NystromFeatures,
+        inputs: Array,
+        reward: Array,
+        fold: Array,
+        trends: Sequence[LinearTrend],
+        frequencies: Array,
+    ) -> _FoldSums:
+        parts = []
+        for f in range(len(trends)):  # one fold of features is in memory at a time
+            x, r = inputs[fold == f], reward[fold == f]
+            psi = features(x)
+            targets = [*(waves(r - trend(x), frequencies) for trend in trends), waves(r, frequencies)]
+            response = np.stack([psi.T @ y for y in targets])
+            total = np.stack([y.sum(axis=0) for y in targets])
+            parts.append((psi.T @ psi, psi.sum(axis=0), len(x), response, total))
+        return cls(*(np.stack(part) for part in zip(*parts, strict=True)))
+
+    def errors(self, held: int, trend: int, is_centred: bool, ridges: Sequence[float]) -> Array:
+        """Squared errors on one fold of regressions on the others, with each ridge."""
+        others = np.arange(len(self.size)) != held
+        total, size = self.total[:, trend], self.size
+        mean = is_centred * total[others].sum(axis=0) / size[others].sum()
+        response = self.response[:, trend] - self.mass[:, :, None] * mean
+        # |exp(iWr)|² = 1 at each frequency.
+        square = size[held] * (len(mean) / 2 + mean @ mean) - 2 * total[held] @ mean
+        train = self.gram[others].sum(axis=0), response[others].sum(axis=0), size[others].sum()
+        return held_out_errors(*train, self.gram[held], response[held], square, ridges)
+
+
+def _compared(none: Array, linear: Array, n_waves: int) -> TrendTrial:
+    """The trial of errors by fold and ridge."""
+    before, after = (by_fold[:, np.argmin(by_fold.sum(axis=0))] / n_waves for by_fold in (none, linear))
+    gains = before - after
+    gain, noise = float(gains.sum()), float(np.sqrt(len(gains)) * gains.std(ddof=1))
+    return TrendTrial(float(before.sum()), float(after.sum()), gain, noise, gain > noise)

@@ -1,0 +1,134 @@
+"""What was tried for the automatic settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.numerics.regression.cross_validation import WORTHWHILE
+from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+
+__all__ = ["tuning"]
+
+#: Sizes that may be chosen, and whose error is looked at.
+GROWN = {
+    "n_landmarks": "Landmarks: sections at other inputs",
+    "n_basis": "Basis: sections at other inputs",
+    "n_atoms": "Atoms: shifted sections",
+    "n_features": "Frequencies: their kernel on the grid",
+}
+
+
+def tuning(model: KEDRL) -> Figure:
+    """What was tried for every setting that was chosen automatically, with its score."""
+    tried = model.diagnostics_["tuning"]
+    draw = _tuning_panels(model, tried)
+    if not draw:
+        raise ValueError("tuning: every setting was given, so that nothing was tuned")
+    columns = min(len(draw), 3)
+    rows = -(-len(draw) // columns)
+    figure = Figure(figsize=(5 * columns, 4.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, panel in zip(panels, draw, strict=False):
+        panel(axes)
+    for axes in panels[len(draw) :]:
+        axes.set_axis_off()
+    return figure
+
+
+def _tuning_panels(model: KEDRL, tried: dict[str, Any]) -> list[Callable[[Axes], None]]:
+    """What draws each panel."""
+    draw: list[Callable[[Axes], None]] = []
+    if "input_kernel" in tried:
+        kernel = tried["input_kernel"]
+        draw.append(lambda axes: _length_scales(axes, kernel))
+        if kernel["trials"]:
+            draw.append(lambda axes: _trials(axes, kernel["trials"]))
+    if "ridge_gamma" in tried:
+        draw.append(partial(_ridge, name="λ_Γ", chosen=model.ridge_gamma_, **tried["ridge_gamma"]))
+    if "ridge_reward" in tried:
+        name = "λ of the reward's residual"
+        draw.append(partial(_ridge, name=name, chosen=model.ridge_reward_, **tried["ridge_reward"]))
+    draw += [partial(_growth, name=name, **tried[name]) for name in GROWN if name in tried]
+    return draw
+
+
+def _length_scales(axes: Axes, tried: dict[str, Any]) -> None:
+    """A map of the error, with the chosen pair."""
+    length_scales, ridges, values = tried["length_scales"], tried["ridges"], np.array(tried["errors"])
+    best = np.unravel_index(np.argmin(values), values.shape)
+    # The worst corner is far off; colours are for the differences among the good ones.
+    mesh = axes.pcolormesh(
+        ridges, np.arange(len(length_scales)), values, cmap="cividis", vmax=np.quantile(values, 0.7)
+    )
+    axes.figure.colorbar(mesh, ax=axes, label="cross-validated error", extend="max")
+    axes.plot(
+        ridges[best[1]], best[0], "*", color=ORANGE, markeredgecolor="white", markersize=16, label="smallest"
+    )
+    axes.legend(loc="upper right")
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(length_scales)), [f"{length:g}" for length in length_scales])
+    axes.set(
+        title="Input kernel, common length", xlabel="ridge", ylabel="length scale, in standard deviations"
+    )
+
+
+def _trials(axes: Axes, trials: list[dict[str, Any]]) -> None:
+    """Gains of single coordinates' lengths, as shares of the error, with their noise."""
+    position = np.arange(len(trials))
+    gains, noise, errors = (
+        np.array([trial[name] for trial in trials]) for name in ("gain", "noise", "error")
+    )
+    before = errors + gains
+    colours = [ORANGE if trial["accepted"] else GREY for trial in trials]
+    axes.barh(position, gains / before, xerr=noise / before, color=colours, ecolor="black")
+    axes.axvline(WORTHWHILE, color=BLUE, linestyle="--", linewidth=1)
+    axes.invert_yaxis()
+    names = [f"x{trial['coordinate'] + 1} to {trial['length_scale']:g}" for trial in trials]
+    axes.set_yticks(position, names, fontsize=9 if len(trials) <= 20 else 6)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.locator_params(axis="x", nbins=4)
+    axes.set(
+        title="Lengths of single coordinates",
+        xlabel="fall of the cross-validated error",
+        ylabel="coordinate and length tried, in order",
+    )
+    handles = [Line2D([], [], color=colour, linewidth=6) for colour in (ORANGE, GREY)]
+    handles.append(Line2D([], [], color=BLUE, linestyle="--"))
+    axes.legend(handles, ["accepted", "rejected", "worth while"], loc="lower right", fontsize=8)
+
+
+def _ridge(axes: Axes, *, name: str, chosen: float, ridges: list[float], errors: list[float]) -> None:
+    axes.semilogx(ridges, errors, "o-", color=BLUE, markersize=4)
+    axes.axvline(chosen, color=ORANGE, linestyle="--", label=f"chosen: {chosen:.1e}")
+    axes.legend(frameon=False)
+    axes.set(title=f"{name}, all transitions", xlabel=f"ridge {name}", ylabel="cross-validated error")
+    axes.grid(alpha=0.25)
+
+
+def _growth(
+    axes: Axes,
+    *,
+    name: str,
+    size: int,
+    sizes: list[int],
+    estimates: list[float],
+    tolerance: float,
+    reason: str,
+) -> None:
+    """The error of an approximation by its size."""
+    axes.loglog(sizes, np.maximum(estimates, 1e-12), "o-", color=BLUE, markersize=4)
+    axes.axhline(tolerance, color=GREY, linestyle=":", label=f"tolerance {tolerance:.1e}")
+    axes.axvline(size, color=ORANGE, linestyle="--", label=f"chosen: {size:,} ({reason})")
+    axes.set_xticks(sizes[::2], [f"{tick:,}" for tick in sizes[::2]])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+    axes.set(title=GROWN[name], xlabel=name, ylabel="mean square of the error")
+    axes.grid(alpha=0.25)

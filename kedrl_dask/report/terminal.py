@@ -1,0 +1,228 @@
+"""A fit in numbers: as JSON for machines, as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from sklearn.utils.validation import check_is_fitted
+
+from kedrl_dask.estimator.fitted.findings import model_findings
+from kedrl_dask.estimator.fitted.persistence import finite
+from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.solvers import AdamW, Result, by_name
+
+__all__ = ["did_its_work", "errors_summary", "render", "summary"]
+
+Array = npt.NDArray[Any]
+Row = tuple[str, str]
+
+#: What readers must not take the numbers for.
+CAUTION = (
+    "The coefficients are signed: they are not probabilities. The Bellman risk says how well the fitted map "
+    "satisfies the projected Bellman equation: it is neither a policy value nor a bound on a Wasserstein "
+    "distance."
+)
+
+
+def did_its_work(model: KEDRL) -> bool:
+    """Whether the solver converged; AdamW is asked only to use up its budget."""
+    result, solver = model.solution_.result, by_name(model.solver)
+    return result.ok or (isinstance(solver, AdamW) and result is Result.BUDGET)
+
+
+def summary(model: KEDRL) -> dict[str, Any]:
+    """The settings, findings and diagnostics of a fitted model, as JSON can hold them.
+
+    Numbers that are not finite become None, which is what JSON has for them.
+    """
+    return finite(_facts(model))
+
+
+def _facts(model: KEDRL) -> dict[str, Any]:
+    check_is_fitted(model)
+    settings = {
+        "discount": model.discount,
+        "construction": model.construction,
+        "continuation": model.continuation,
+        "reward_trend": model.reward_trend,
+        "conditioning": model.conditioning if isinstance(model.conditioning, str) else "given",
+        "solver": type(by_name(model.solver)).__name__.lower(),
+        "negative_penalty": model.negative_penalty,
+        "random_state": model.random_state,
+    }
+    found = [finding.to_dict() for finding in model_findings(model)]
+    converged = model.solution_.result.ok
+    return {"settings": settings, "converged": converged, "findings": found, **model.diagnostics_}
+
+
+def errors_summary(errors: Mapping[str, Array]) -> dict[str, Any]:
+    """Errors by point and their means over the points, as JSON can hold them."""
+    by_point = {name: np.asarray(values).tolist() for name, values in errors.items()}
+    return finite({"mean": {name: float(np.mean(v)) for name, v in by_point.items()}, "by_point": by_point})
+
+
+def render(
+    model: KEDRL,
+    errors: Mapping[str, Array] | None = None,
+    console: Console | None = None,
+    paper_rmse: float | None = None,
+) -> None:
+    """Print the diagnostics of a fitted model as tables.
+
+    Parameters
+    ----------
+    model : KEDRL
+        A fitted model.
+    errors : dict of (n,) arrays, optional
+        ``bias``, ``rmse`` and ``mae`` at each point, where the truth is known.
+    console : Console, optional
+        Where to print: standard output, unless given.
+    paper_rmse : float, optional
+        The paper's mean RMSE, shown beside ours.
+    """
+    console = console or Console()
+    facts = _facts(model)
+    sections = {
+        "Data and sizes": _size_rows(facts),
+        "Settings": _setting_rows(model, facts),
+        "Solver": _solver_rows(facts),
+        "How far to trust it": _quality_rows(facts),
+        "Seconds": ((name, f"{seconds:.1f}") for name, seconds in facts["seconds"].items()),
+    }
+    table = Table(title="Fit", title_justify="left", show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for title, rows in sections.items():
+        table.add_row(f"[cyan]{title}[/cyan]", "")
+        for name, value in rows:
+            table.add_row(Padding(name, (0, 0, 0, 2)), value)
+        table.add_section()
+    console.print(table)
+    for finding in model_findings(model):
+        console.print(str(finding), style="yellow", markup=False)
+    console.print(CAUTION, style="italic")
+    if errors is not None:
+        console.print()
+        console.print(_error_table(errors, model.return_kernel_, paper_rmse))
+
+
+def _size_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    sizes = facts["sizes"]
+    yield (
+        "transitions",
+        f"{sizes['transitions']:,} in {sizes['episodes']:,} episodes; {sizes['terminal']:,} terminal",
+    )
+    yield "dimensions", "state {state_dim}, action {action_dim}, reward {reward_dim}".format(**sizes)
+    yield "return atoms m", f"{sizes['atoms']:,}"
+    yield "basis points L", f"{sizes['basis']:,}"
+    yield "landmarks s", f"{sizes['landmarks']:,}, of rank {sizes['rank']:,}"
+    yield "frequencies Q", f"{sizes['features']:,}"
+    yield "conditioning points M", f"{sizes['conditioning']:,}, {facts['settings']['conditioning']}"
+
+
+def _setting_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
+    settings = facts["settings"]
+    yield "discount γ", f"{settings['discount']:g}"
+    yield "construction", f"{settings['construction']}, continuation {settings['continuation']}"
+    for name in ("input_kernel", "return_kernel"):
+        yield name.replace("_", " "), _kernel(facts[name]) + _how(getattr(model, name))
+    yield "ridge λ_Γ", f"{facts['ridge_gamma']:.3g}{_how(model.ridge_gamma)}"
+    if settings["reward_trend"] != "none":
+        yield from _trend_rows(model, facts)
+    yield "ridge λ_B", f"{facts['ridge_b']:.3g}{_how(model.ridge_b)}"
+    yield "mass penalty λ_mass", f"{facts['mass_penalty']:g}{_how(model.mass_penalty)}"
+    yield "negative penalty λ_neg", f"{settings['negative_penalty']:g}"
+
+
+def _trend_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
+    found, how = facts["reward_trend"], _how(model.reward_trend)
+    if found is None:
+        yield "reward trend", f"none{how}"
+        return
+    shares = ", ".join(f"{share:.1%}" for share in found["explained"])
+    yield "reward trend", f"linear, explains {shares} of the reward's variance{how}"
+    yield "ridge of its residual", f"{facts['ridge_reward']:.3g}{_how(model.ridge_gamma)}"
+
+
+def _how(given: Any) -> str:
+    return " (automatic)" if isinstance(given, str) else " (given)"
+
+
+def _kernel(kernel: dict[str, Any]) -> str:
+    lengths = ", ".join(f"{length:.3g}" for length in np.ravel(kernel["length_scale"]))
+    return f"Matérn ν={kernel['nu']:g}, σ={kernel['sigma']:g}, ℓ={lengths}"
+
+
+def _solver_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    solver = facts["solver"]
+    colour = "green" if facts["converged"] else "yellow"
+    yield "result", f"[{colour}]{solver['result']}[/{colour}]: {solver['meaning']}"
+    yield "method", f"{facts['settings']['solver']}, {solver['iterations']:,} iterations"
+    yield "passes over the points", f"{solver['products']:,}"
+    yield "criterion", f"{solver['criterion']:.3g}"
+    yield "certificate", f"{solver['certificate']:.3g}, relative norm of the gradient"
+
+
+def _quality_rows(facts: dict[str, Any]) -> Iterator[Row]:
+    grid, held_out, ratio = facts["grid"], facts["held_out"], facts["ratio"]
+    yield (
+        "grid, projection residual",
+        f"median {grid['median']:.3f}, 90 % {grid['p90']:.3f}, 99 % {grid['p99']:.3f}; 0 is best, 1 worst",
+    )
+    yield "grid, inside its hull", f"{grid['inside']:.1%} of the shifted points r + γz"
+    yield "Nyström residual", f"{facts['nystrom_residual']:.3g} of the input kernel's trace"
+    yield "feature error", f"{facts['feature_error']:.3g} σ², against the exact return kernel"
+    yield "separation", _separation(facts["separation"], facts["settings"]["construction"])
+    yield "mass of Γ", f"{_spread(facts['gamma_mass'])}; 1 is right"
+    if ratio is not None:
+        yield "ratio, effective sample", f"{ratio['effective_sample_size']:.1%} of the transitions"
+        yield "ratio", f"{_spread(ratio)}; λ {ratio['ridge']:.3g}, {ratio['centers']:,} centres"
+    yield "coefficient mass", f"{_spread(held_out['coefficient_mass'])}; 1 is right"
+    yield "negative mass", _spread(held_out["negative_mass"])
+    yield (
+        "Bellman risk, held out",
+        f"{held_out['bellman_risk']:.3g}, mean over {held_out['inputs']:,} inputs",
+    )
+
+
+def _separation(found: dict[str, Any], construction: str) -> str:
+    """Which construction the data ask for, and what it is told from."""
+    text = f"targets differ by {found['difference']:.2g} beside a residual of {found['residual']:.2g}"
+    if found["p_value"] is None:
+        return f"{text}; too few episodes to tell from noise"
+    text += f", p = {found['p_value']:.3f}"
+    if found["recommends"] == "paired" and construction == "separated":
+        return f"[yellow]{text}: the data ask for construction='paired'[/yellow]"
+    return f"{text}: the data ask for no more than {found['recommends']!r}"
+
+
+def _spread(values: dict[str, Any]) -> str:
+    return f"mean {values['mean']:.3f}, from {values['min']:z.3f} to {values['max']:.3f}"
+
+
+def _error_table(errors: Mapping[str, Array], kernel: Matern, paper_rmse: float | None) -> Table:
+    """Errors over the evaluation grid of each point, and their means."""
+    table = Table(
+        title="Error of the embedding against the closed-form truth",
+        title_justify="left",
+        caption=f"Over each point's evaluation grid; an embedding is at most σ² = {kernel.sigma**2:.3g}.",
+        caption_justify="left",
+    )
+    names = list(errors)
+    table.add_column("point", justify="right")
+    for name in names:
+        table.add_column(name if name == "bias" else name.upper(), justify="right")
+    for point, values in enumerate(zip(*errors.values(), strict=True), start=1):
+        table.add_row(str(point), *(f"{value:z.4f}" for value in values))
+    table.add_section()
+    table.add_row("mean", *(f"{np.mean(values):z.4f}" for values in errors.values()), style="bold")
+    if paper_rmse is not None:
+        table.add_row("paper", *(f"{paper_rmse:.4f}" if name == "rmse" else "" for name in names))
+    return table

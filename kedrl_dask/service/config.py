@@ -1,0 +1,310 @@
+"""A fit, or a scheduled evaluation, described by a TOML file.
+
+::
+
+    data = "transitions.zarr"  # paths are relative to the file
+    run = "run"                # directory of the run, unless the command line gives one
+    cache = "cache"            # optional: blocks are kept there and not in the run
+    discount = 0.9
+
+    [policy]                   # the target policy: a family and its numbers ...
+    family = "gaussian"
+    weights = [[0.2], [-0.1]]
+    bias = 0.1
+    scale = 0.3
+    # file = "policy.json"     # ... or a file with them, .json, .toml or .npz
+
+    [policies.careful]         # in place of [policy]: several, by name
+    file = "careful.json"
+
+    [settings]                 # any parameter of KEDRL
+    n_atoms = 100
+    return_kernel = { nu = 5.5, length_scale = [1.2, 0.9], sigma = 0.85 }
+    solver = { name = "pcg", tolerance = 1e-8 }
+
+    [cluster]                  # where it runs; see kedrl_dask.engine.clusters.descriptions for all keys
+    kind = "slurm"
+    cores = 4
+    memory = "16 GiB"
+    jobs = 8
+
+``kedrl evaluate`` reads ``[evaluate]`` too: see :mod:`kedrl_dask.service.schedule`. Errors name the file, the
+line and the key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kedrl_dask.engine.clusters.descriptions import KINDS, ClusterDescription, cluster_keys, describe_cluster
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.policies.families import LocationScale, from_dict
+from kedrl_dask.numerics.regression.density_ratio import ULSIF
+from kedrl_dask.numerics.solvers import by_name
+from kedrl_dask.service.toml import Key, Toml, read_text, read_toml
+
+__all__ = ["RunConfig", "config_error", "load_config", "load_policy", "refuse_unknown", "typed"]
+
+#: Keys of the file; all others are refused.
+KEYS = ("data", "run", "cache", "discount", "policy", "policies", "settings", "evaluate", "cluster")
+#: Names of policies, which directories are named after.
+POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+#: Name of the policy of a file that has one.
+ONLY = "policy"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a file describes.
+
+    Attributes
+    ----------
+    data : Path
+        The store of transitions.
+    policies : dict
+        The target policies by name.
+    parameters : dict
+        Parameters of :class:`~kedrl_dask.KEDRL`, the discount among them.
+    run, cache : Path or None
+        Directories of the run and of a cache.
+    source : Toml or None
+        The file.
+    cluster : ClusterDescription or None
+        Where it runs, unless the command line says.
+    """
+
+    data: Path
+    policies: dict[str, LocationScale]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    run: Path | None = None
+    cache: Path | None = None
+    source: Toml | None = None
+    cluster: ClusterDescription | None = None
+
+    @property
+    def policy(self) -> LocationScale:
+        """The target policy, if there is one only."""
+        if len(self.policies) > 1:
+            raise ValueError(
+                f"{'' if self.source is None else self.source.path}: has the policies "
+                f"{', '.join(self.policies)}, and a fit is of one; give [policy], or use kedrl evaluate"
+            )
+        return next(iter(self.policies.values()))
+
+    def model(self) -> KEDRL:
+        """The estimator."""
+        return KEDRL(**self.parameters)
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """Read a file and check everything that can be checked without the data.
+
+    Raises
+    ------
+    ValueError
+        Naming the file and the key.
+    """
+    source = read_toml(Path(path))
+    given = source.content
+    refuse_unknown(source, "", given, KEYS)
+    for key in ("data", "discount"):
+        if key not in given:
+            raise ValueError(
+                f"{source.path}: the key {key!r} is missing; kedrl_dask.service.config says what a file has"
+            )
+    places = {
+        key: source.path.parent / typed(source, key, given[key], str, "a path, as text")
+        for key in ("data", "run", "cache")
+        if key in given
+    }
+    parameters = {
+        name: _setting(source, name, value) for name, value in _table(source, given, "settings").items()
+    }
+    refuse_unknown(source, "settings.", parameters, set(KEDRL(0.5).get_params()) - {"discount"})
+    parameters = {"discount": given["discount"], **parameters}
+    _named(source, "settings", lambda: Settings(**KEDRL(**parameters).get_params(deep=False)))
+    return RunConfig(
+        policies=_policies(source, given),
+        parameters=parameters,
+        source=source,
+        cluster=_cluster(source, _table(source, given, "cluster")) if "cluster" in given else None,
+        **places,
+    )
+
+
+def load_policy(path: str | Path) -> LocationScale:
+    """Policy from a file: a family and its numbers, in .json or .toml, or as arrays in .npz.
+
+    Raises
+    ------
+    ValueError
+        Naming the file and what is wrong with it.
+    """
+    path = Path(path)
+    if path.suffix == ".toml":
+        source = read_toml(path)
+        return _built_policy(source, "", source.content)
+    readers = {".json": _read_json, ".npz": _read_npz}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: a policy is read from .json, .toml, .npz, not from {path.suffix!r} files")
+    return _built_policy(path, "policy", readers[path.suffix](path))
+
+
+def _policies(source: Toml, given: dict[str, Any]) -> dict[str, LocationScale]:
+    """One policy, or several by name."""
+    if "policies" not in given:
+        if "policy" not in given:
+            raise ValueError(
+                f"{source.path}: the key 'policy' is missing; kedrl_dask.service.config says what a file has"
+            )
+        return {ONLY: _policy(source, "policy", _table(source, given, "policy"))}
+    if "policy" in given:
+        raise config_error(source, "policy", "[policy] does not go with [policies]; name it there")
+    tables = _table(source, given, "policies")
+    if not tables:
+        raise config_error(source, "policies", "[policies] has none; give at least one, as [policies.NAME]")
+    for name in tables:
+        if not POLICY_NAME.fullmatch(name):
+            raise config_error(
+                source, ("policies", name),
+                f"policy name {name!r}: use at most 64 letters, digits, '-' and '_', beginning with a "
+                "letter or digit",
+            )  # fmt: skip
+    return {
+        name: _policy(source, f"policies.{name}", _table(source, tables, name, "policies."))
+        for name in tables
+    }
+
+
+def _policy(source: Toml, key: str, given: dict[str, Any]) -> LocationScale:
+    if "file" not in given:
+        return _built_policy(source, key, given)
+    for other in given:
+        if other != "file":
+            raise config_error(
+                source,
+                f"{key}.{other}",
+                f"the key '{key}.{other}' does not go with '{key}.file'; give one of them",
+            )
+    return load_policy(
+        source.path.parent / typed(source, f"{key}.file", given["file"], str, "a path, as text")
+    )
+
+
+def _cluster(source: Toml, given: dict[str, Any]) -> ClusterDescription:
+    kind = given.get("kind")
+    if kind in KINDS:  # and otherwise the description says which there are
+        refuse_unknown(source, "cluster.", given, cluster_keys(kind))
+    return _named(source, "cluster", lambda: describe_cluster(given, source.path.parent))
+
+
+def _built_policy(source: Toml | Path, key: str, given: Mapping[str, Any]) -> LocationScale:
+    return _named(source, key, lambda: from_dict(given))
+
+
+def _setting(source: Toml, name: str, value: Any) -> Any:
+    """A parameter of the estimator; tables are kernels, solvers and settings of the density ratio."""
+    key = f"settings.{name}"
+    if not isinstance(value, dict):
+        return value
+    if name in ("input_kernel", "return_kernel"):
+        return _built(source, key, Matern, value)
+    if name == "ratio":
+        return _built(source, key, ULSIF, value)
+    if name == "solver":
+        solver = value.get("name")
+        kind = type(_named(source, key, lambda: by_name(typed(source, f"{key}.name", solver, str, "a name"))))
+        return _built(source, key, kind, {k: v for k, v in value.items() if k != "name"})
+    raise config_error(source, key, f"the key {key!r} takes no table; give it a value")
+
+
+def _built(source: Toml, key: str, kind: type, given: dict[str, Any]) -> Any:
+    """An object of the package from its fields, each of the type of its default."""
+    known = {f.name: f.default for f in fields(kind)}
+    refuse_unknown(source, f"{key}.", given, known)
+    values = dict(given)
+    for name, value in given.items():
+        here, default = f"{key}.{name}", known[name]
+        if isinstance(value, dict) and name == "kernel":
+            values[name] = _built(source, here, Matern, value)
+        elif isinstance(default, int):
+            typed(source, here, value, Integral, "a whole number")
+        elif isinstance(default, float) and not isinstance(value, list):
+            typed(source, here, value, Real, "a number")
+        elif default is MISSING or isinstance(value, dict):
+            raise config_error(source, here, f"the key {here!r} takes no {type(value).__name__}")
+    return _named(source, key, lambda: kind(**values))
+
+
+def config_error(source: Toml | Path, key: str | Key, message: str) -> ValueError:
+    """An error about a key: with the file, and the line if it is known."""
+    if not isinstance(source, Toml):
+        return ValueError(f"{source}: {message}")
+    line = source.line(key)
+    return ValueError(f"{source.path}: {'' if line is None else f'line {line}: '}{message}")
+
+
+def _named(source: Toml | Path, key: str, build: Callable[[], Any]) -> Any:
+    """What is built; errors name the file, the table, and the line of the key that they begin with."""
+    try:
+        return build()
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(source, Toml) and str(error).startswith(f"{source.path}: "):
+            raise
+        name = re.match(r"\w+: (\w+)", str(error))
+        place = key if name is None else f"{key}.{name[1]}".removeprefix(".")
+        if place == "settings.discount":
+            place = "discount"
+        raise config_error(source, place, f"[{key or 'policy'}] {error}") from error
+
+
+def typed(source: Toml | Path, key: str, value: Any, kind: type, words: str) -> Any:
+    """The value of a key, if it is of a type."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise config_error(source, key, f"the key {key!r} must be {words}, got {value!r}")
+    return value
+
+
+def _table(source: Toml | Path, given: dict[str, Any], key: str, prefix: str = "") -> dict[str, Any]:
+    return typed(source, prefix + key, given.get(key, {}), dict, "a table")
+
+
+def refuse_unknown(source: Toml | Path, prefix: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse keys that there are not, with the nearest of those that there are."""
+    known = sorted(known)
+    for key in given:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise config_error(source, prefix + key, f"unknown key {prefix + key!r}; {hint}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is no JSON file: {error}") from error
+    return typed(path, "policy", content, dict, "an object with a family and its numbers")
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            content = {name: arrays[name] for name in arrays.files}
+    except (ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: is no .npz file of plain arrays: {error}") from error
+    if "family" in content:
+        content["family"] = str(content["family"])
+    return content

@@ -1,0 +1,341 @@
+"""What may be wrong with a machine, and the remedy: looked at before it costs a night.
+
+``python -m kedrl_dask.service.doctor`` runs the small fit alone: it is compared with the truth, and fits in
+threads and on one and two worker processes are compared with each other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+from threadpoolctl import threadpool_info
+
+from kedrl_dask.engine.storage.schema import ArraySpec
+from kedrl_dask.utils.checks import cut
+
+if TYPE_CHECKING:
+    from kedrl_dask import KEDRL, Matern
+    from kedrl_dask.engine.execute.executor import Executor
+
+__all__ = ["Check", "examine", "self_test"]
+
+Array = npt.NDArray[Any]
+
+GIB, MIB = 2**30, 2**20
+#: Least memory with which a fit of the default size fits, and speed of a disk below which passes wait for it.
+LEAST_MEMORY, SLOW_DISK = 2 * GIB, 50 * MIB
+#: Error of the small fit that is too large; it is 0.011.
+LARGEST_ERROR = 0.03
+#: Largest difference between fits in threads and on workers: of embedding values, over the largest of them.
+LARGEST_DIFFERENCE = 1e-8
+#: Numbers that are written and read to measure a disk.
+WRITTEN_CHUNKS, CHUNK_NUMBERS = 8, 2**20
+
+Status = Literal["good", "note", "caution", "wrong"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    name : str
+    status : {"good", "note", "caution", "wrong"}
+        A note is of something that is not there and need not be.
+    found : str
+        What was found.
+    remedy : str
+        What to do about it.
+    """
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain strings, for JSON."""
+        return asdict(self)
+
+
+def examine(directory: Path, scheduler: str | None, seconds: float) -> Iterator[Check]:
+    """Look at everything, one thing after the other.
+
+    Parameters
+    ----------
+    directory : Path
+        Where stores are or will be.
+    scheduler : str or None
+        Address of a Dask scheduler.
+    seconds : float
+        Time that the small fits may take; 0 leaves them out.
+    """
+    yield from _versions()
+    yield _blas()
+    yield _memory()
+    yield _disk(directory)
+    yield _network()
+    if scheduler is not None:
+        yield _scheduler(scheduler)
+    yield _tls()
+    yield _slurm()
+    if seconds > 0:
+        yield _fit(seconds)
+
+
+def _versions() -> Iterator[Check]:
+    own = f"kedrl-dask {_installed('kedrl-dask') or 'not installed'}, Python {sys.version.split()[0]}"
+    known, old = [], []
+    for requirement in requires("kedrl-dask") or ():
+        match = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement)
+        if match is None:  # of an extra
+            continue
+        found = _installed(match[1])
+        known.append(f"{match[1]} {found}")
+        if found is None or _numbers(found) < _numbers(match[2]):
+            old.append(f"{requirement}, found {found or 'none'}")
+    if old:
+        yield Check("versions", "wrong", "; ".join(old), "python -m pip install --upgrade kedrl-dask")
+    else:
+        yield Check("versions", "good", f"{own}; {', '.join(known)}")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+
+def _blas() -> Check:
+    from kedrl_dask.engine.clusters.reach import granted
+
+    np.ones((2, 2)) @ np.ones((2, 2))
+    libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
+    cores, _ = granted()
+    words = ", ".join(
+        " ".join(
+            filter(
+                None,
+                [
+                    info["internal_api"],
+                    info.get("version"),
+                    f"({kernel} kernels)" if (kernel := info.get("architecture")) else "",
+                    f"with {info['num_threads']} threads",
+                ],
+            )
+        )
+        for info in libraries
+    )
+    text = f"{words or 'none found'}; cores that may be used: {cores}"
+    if not libraries:
+        return Check("BLAS", "caution", text, "install NumPy from a wheel, or with OpenBLAS or MKL")
+    if cores < max(info["num_threads"] for info in libraries):
+        remedy = f"start as many workers or threads as may run: export OMP_NUM_THREADS={cores}"
+        return Check("BLAS", "caution", text, remedy)
+    return Check("BLAS", "good", text)
+
+
+def _memory() -> Check:
+    from kedrl_dask.engine.clusters.reach import granted
+
+    found, (_, limit) = psutil.virtual_memory(), granted()
+    text = f"{found.total / GIB:.1f} GiB, {found.available / GIB:.1f} free"
+    if limit < found.total:
+        text += f"; limits of this process allow {limit / GIB:.1f}"
+    if min(found.available, limit) < LEAST_MEMORY:
+        remedy = "ask for more, or give smaller sizes: kedrl plan STORE says what a fit takes"
+        return Check("memory", "caution", text, remedy)
+    return Check("memory", "good", text)
+
+
+def _disk(directory: Path) -> Check:
+    """Write and read through Zarr, and lock a file, in a directory that is removed again."""
+    from kedrl_dask.engine.storage.array_store import ArrayStore
+    from kedrl_dask.engine.storage.lock import locked
+
+    remedy = "choose a directory that can be written, on a disk with locks"
+    spec = ArraySpec("number", ("row",), "float64", "random numbers")
+    sizes = {"row": WRITTEN_CHUNKS * CHUNK_NUMBERS}, {"row": CHUNK_NUMBERS}
+    values = np.random.default_rng(0).random(CHUNK_NUMBERS)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".kedrl-doctor-", dir=directory) as folder:
+            with locked(Path(folder)):
+                pass
+            path = Path(folder) / "store"
+            store = ArrayStore.create(path, "kedrl doctor", [spec], *sizes, compressed=False)
+            write = _rate(lambda i: store.write("number", i * CHUNK_NUMBERS, values))
+            read = _rate(lambda i: store.read("number", i * CHUNK_NUMBERS, (i + 1) * CHUNK_NUMBERS))
+    except OSError as error:
+        return Check("Zarr", "wrong", cut(str(error)), remedy)
+    free = shutil.disk_usage(directory).free
+    text = (
+        f"{directory}: writes {write / MIB:,.0f} and reads {read / MIB:,.0f} MiB/s, of files that may be in "
+        f"memory; {free / GIB:,.1f} GiB free"
+    )
+    if write < SLOW_DISK or free < GIB:
+        return Check("Zarr", "caution", text, "put stores and caches on a faster or emptier disk")
+    return Check("Zarr", "good", text)
+
+
+def _rate(move: Callable[[int], Any]) -> float:
+    start = time.perf_counter()
+    for i in range(WRITTEN_CHUNKS):
+        move(i)
+    return 8 * WRITTEN_CHUNKS * CHUNK_NUMBERS / (time.perf_counter() - start)
+
+
+def _network() -> Check:
+    host = socket.gethostname()
+    interfaces = {
+        name: [a.address for a in addresses if a.family == socket.AF_INET]
+        for name, addresses in psutil.net_if_addrs().items()
+    }
+    words = ", ".join(f"{name} {' '.join(own)}" for name, own in interfaces.items() if own)
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        remedy = "add it to /etc/hosts, or name an interface or address for the cluster"
+        return Check("network", "caution", f"{words}; {host} has no address", remedy)
+    return Check("network", "good", f"{words}; {host} is {address}")
+
+
+def _scheduler(address: str) -> Check:
+    from kedrl_dask.engine.clusters.reach import reach_scheduler
+
+    try:
+        found = reach_scheduler(address, 10.0)
+    except (OSError, ValueError) as error:
+        remedy = "see that it runs, that no firewall is between, and that tls:// is given if it speaks TLS"
+        return Check("scheduler", "wrong", f"{address}: {cut(str(error)) or 'no answer'}", remedy)
+    text = f"{address}: {found['workers']} workers of {found['threads']} threads in all"
+    if not found["workers"]:
+        return Check("scheduler", "wrong", text, "start workers: dask worker ADDRESS")
+    if found["differing"]:
+        text += f"; other versions of {', '.join(found['differing'])}"
+        return Check("scheduler", "caution", text, "install the same for driver, scheduler and workers")
+    return Check("scheduler", "good", text)
+
+
+def _tls() -> Check:
+    if find_spec("cryptography") is None:
+        found = f"{ssl.OPENSSL_VERSION}; no temporary certificates without cryptography"
+        remedy = "python -m pip install 'kedrl-dask[tls]', or bring certificates of your own"
+        return Check("TLS", "note", found, remedy)
+    return Check("TLS", "good", f"{ssl.OPENSSL_VERSION}, cryptography {version('cryptography')}")
+
+
+def _slurm() -> Check:
+    if shutil.which("sbatch") is None:
+        return Check("Slurm", "note", "not on this machine")
+    command, remedy = (
+        ["sinfo", "--noheader", "--format=%P %a %D"],
+        "see that slurmctld answers: scontrol ping",
+    )
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("Slurm", "caution", cut(str(error)), remedy)
+    if done.returncode:
+        found = cut(done.stderr.strip() or f"sinfo ended with {done.returncode}")
+        return Check("Slurm", "caution", found, f"{remedy}; and SLURM_CONF")
+    return Check("Slurm", "good", "partitions: " + "; ".join(done.stdout.strip().splitlines()[:5]))
+
+
+def _fit(seconds: float) -> Check:
+    """The small fits in a process of their own, which can be ended."""
+    command, start = [sys.executable, "-m", "kedrl_dask.service.doctor"], time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        found = f"a small fit did not end in {seconds:g} s"
+        return Check("self-test", "wrong", found, "see what else runs here, or give it longer: --seconds")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return Check("self-test", "wrong", f"a small fit failed: {cut(last)}", f"run {' '.join(command)}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    differences = ", ".join(f"{name} {size:.0e}" for name, size in found["differences"].items())
+    text = (
+        f"a small fit has an error of {found['rmse']:.3f} after {time.perf_counter() - start:.0f} s; "
+        f"difference from threads: {differences}"
+    )
+    remedy = "reinstall NumPy, SciPy and Numba; if it stays, report it with kedrl doctor --json"
+    if not found["rmse"] <= LARGEST_ERROR:
+        return Check("self-test", "wrong", f"{text}; expected an error of at most {LARGEST_ERROR}", remedy)
+    if not max(found["differences"].values()) <= LARGEST_DIFFERENCE:
+        return Check(
+            "self-test", "wrong", f"{text}; expected at most {LARGEST_DIFFERENCE:.0e} of each", remedy
+        )
+    return Check("self-test", "good", text)
+
+
+def self_test() -> dict[str, Any]:
+    """Fit a small problem in threads, on one and on two worker processes.
+
+    Returns
+    -------
+    dict
+        ``rmse``, the mean error at the paper's ten points against the closed form; and ``differences`` of
+        the fits on workers from that in threads: of embedding values, over the largest of them.
+    """
+    from kedrl_dask.datasets import simulation, truth
+    from kedrl_dask.engine.clusters.local import local_cluster
+    from kedrl_dask.engine.execute.threads import ThreadExecutor
+
+    pair = simulation.PAIRS["uniform-gaussian"]
+    state, action = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+    law = truth.return_law(state, action, pair.target)
+    at = truth.evaluation_grid(law)
+    exact, differences = law.embed(at, pair.settings.kernel), {}
+    with tempfile.TemporaryDirectory() as folder:
+        store = simulation.write(Path(folder) / "store", pair, 2_940)
+
+        def embed(executor: Executor) -> Array:
+            model = _small_model(pair.settings.kernel)
+            return model.fit(store, pair.target, executor=executor, progress="none").embed(
+                state, action, at=at
+            )
+
+        expected = embed(ThreadExecutor())
+        for n_workers, name in ((1, "one worker"), (2, "two workers")):
+            with local_cluster(n_workers) as executor:
+                found = embed(executor)
+            differences[name] = float(np.abs(found - expected).max() / np.abs(expected).max())
+    rmse = float(np.mean(truth.embedding_errors(expected, exact)["rmse"]))
+    return {"rmse": rmse, "differences": differences}
+
+
+def _small_model(return_kernel: Matern) -> KEDRL:
+    from kedrl_dask import KEDRL, Matern
+    from kedrl_dask.datasets import simulation
+
+    return KEDRL(
+        simulation.DISCOUNT, input_kernel=Matern(5.5, 4.5), return_kernel=return_kernel, n_atoms=60,
+        n_basis=80, n_landmarks=120, n_features=64, n_conditioning=1_000, n_blocks=10,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(json.dumps(self_test()))

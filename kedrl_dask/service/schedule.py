@@ -1,0 +1,274 @@
+"""A scheduled evaluation described by a TOML file: what ``kedrl fit`` reads, and a table ``[evaluate]``.
+
+::
+
+    [evaluate]
+    output = "evaluations"        # directory of the results
+    inputs = "inputs.csv"         # a table of inputs, .csv or .parquet ...
+    state_columns = ["age", "load"]  # without: the columns of the table that the data were ingested from, and
+                                  # encoded like it; its actions too, where the inputs have them
+    action_columns = ["dose"]     # without: laws of states, each policy choosing its own actions
+    # states = [[0.0, 1.0]]       # ... or the inputs themselves
+    # actions = [[0.5]]
+    average = false               # over the inputs, as over a sample of initial states
+    replicates = 100              # of the bootstrap; 0 for no intervals
+    interval = 0.9
+    accept = []                   # codes of findings for which answers are not to be refused
+    keep = 10                     # results; older ones are removed
+    redesign = 1.0                # growth, as a share of the rows, after which the design is made anew
+
+    [evaluate.drift]              # shifts since the last result that are worth an alert
+    mean = 0.25                   # of a policy's return, in standard deviations of its last law
+    quantile = 0.5
+    cvar = 0.5
+    data = 0.25                   # of a column of the appended rows, in its standard deviations before;
+                                  # twice what the mean of so many episodes varies by is added
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from kedrl_dask.comparison.drift import Thresholds
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.ingest.readers import MISSING_TEXTS
+from kedrl_dask.estimator.fitted.findings import CODES
+from kedrl_dask.service.config import RunConfig, config_error, load_config, refuse_unknown, typed
+from kedrl_dask.service.toml import Toml
+from kedrl_dask.utils.checks import cut
+
+__all__ = ["Schedule", "load_schedule"]
+
+Array = npt.NDArray[Any]
+
+#: Most inputs that are asked at: every one has a law, and replicates of it.
+MOST_INPUTS = 100_000
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a file describes.
+
+    Attributes
+    ----------
+    config : RunConfig
+        Data, policies and settings of the fits.
+    output : Path
+        Directory of the results.
+    state, action : arrays
+        The inputs; ``action`` is None for laws of states.
+    average : bool
+    replicates : int
+    interval : float
+    accept : tuple of str
+    keep : int
+        Results that are kept.
+    redesign : float
+        Growth, as a share of the rows that the design was made on, after which it is made anew.
+    thresholds : Thresholds
+    """
+
+    config: RunConfig
+    output: Path
+    state: Array
+    action: Array | None
+    average: bool = False
+    replicates: int = 100
+    interval: float = 0.9
+    accept: tuple[str, ...] = ()
+    keep: int = 10
+    redesign: float = 1.0
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+#: Keys that are taken as they are, with their types and least and largest values.
+VALUES: dict[str, tuple[type, str, float, float]] = {
+    "average": (bool, "true or false", 0, 1),
+    "replicates": (int, "a whole number, 0 or from 2 to 100,000", 0, 100_000),
+    "interval": (float, "a number strictly between 0 and 1", 0, 1),
+    "keep": (int, "a whole number of results from 1 on", 1, 10**6),
+    "redesign": (float, "a share of the rows ≥ 0", 0, np.inf),
+}
+INPUTS = ("inputs", "state_columns", "action_columns", "states", "actions")
+
+
+def load_schedule(path: str | Path) -> Schedule:
+    """Read a file, and the inputs that it names; errors name the file, the line and the key."""
+    config = load_config(path)
+    source = config.source
+    assert source is not None  # it was read from a file
+    if "evaluate" not in source.content:
+        raise ValueError(
+            f"{source.path}: the table [evaluate] is missing; see kedrl_dask.service.schedule for what it has"
+        )
+    given = typed(source, "evaluate", source.content["evaluate"], dict, "a table")
+    refuse_unknown(source, "evaluate.", given, (*VALUES, *INPUTS, "output", "accept", "drift"))
+    if "output" not in given:
+        raise config_error(
+            source, "evaluate", "the key 'evaluate.output' is missing: a directory for results"
+        )
+    output = source.path.parent / typed(source, "evaluate.output", given["output"], str, "a path, as text")
+    state, action = _inputs(source, given, config.data)
+    return Schedule(
+        config,
+        output,
+        state,
+        action,
+        accept=_accepted(source, given.get("accept", [])),
+        thresholds=_thresholds(source, given.get("drift", {})),
+        **{name: _value(source, name, given[name]) for name in VALUES if name in given},
+    )
+
+
+def _value(source: Toml, name: str, value: Any) -> Any:
+    kind, words, low, high = VALUES[name]
+    key = f"evaluate.{name}"
+    typed(source, key, value, Real if kind is float else kind, words)
+    is_open = name == "interval" and not 0 < value < 1
+    if not low <= value <= high or is_open or (name == "replicates" and value == 1):
+        raise config_error(source, key, f"the key {key!r} must be {words}, got {value!r}")
+    return value
+
+
+def _accepted(source: Toml, given: Any) -> tuple[str, ...]:
+    codes = typed(source, "evaluate.accept", given, list, "a list of codes")
+    for code in codes:
+        if code not in CODES:
+            known = ", ".join(CODES)
+            raise config_error(
+                source, "evaluate.accept", f"{code!r} is no code of a finding; known are {known}"
+            )
+    return tuple(codes)
+
+
+def _thresholds(source: Toml, given: Any) -> Thresholds:
+    table = typed(source, "evaluate.drift", given, dict, "a table")
+    refuse_unknown(source, "evaluate.drift.", table, [f.name for f in fields(Thresholds)])
+    for name, value in table.items():
+        key = f"evaluate.drift.{name}"
+        if not typed(source, key, value, Real, "a number of standard deviations > 0") > 0:
+            raise config_error(source, key, f"the key {key!r} must be above 0, got {value!r}")
+    return Thresholds(**table)
+
+
+def _inputs(source: Toml, given: dict[str, Any], data: Path) -> tuple[Array, Array | None]:
+    """State and action of each input, from a table or from the file itself."""
+    if ("inputs" in given) == ("states" in given):
+        raise config_error(
+            source, "evaluate", "give either 'evaluate.inputs', a table of inputs, or 'evaluate.states'"
+        )
+    if "states" in given:
+        _refuse_with(source, given, "states", ("state_columns", "action_columns"))
+        state = _matrix(source, "states", given["states"])
+        action = _matrix(source, "actions", given["actions"]) if "actions" in given else None
+        if action is not None and len(action) != len(state):
+            raise config_error(
+                source, "evaluate.actions", f"{len(action)} rows of actions for {len(state)} rows of states"
+            )
+        return state, action
+    _refuse_with(source, given, "inputs", ("actions",))
+    path = source.path.parent / typed(source, "evaluate.inputs", given["inputs"], str, "a path, as text")
+    if "state_columns" in given:
+        return _table_inputs(source, given, path)
+    _refuse_with(source, given, "inputs' without 'evaluate.state_columns", ("action_columns",))
+    return _encoded_inputs(source, path, data)
+
+
+def _refuse_with(source: Toml, given: dict[str, Any], key: str, others: tuple[str, ...]) -> None:
+    for other in others:
+        if other in given:
+            raise config_error(
+                source, f"evaluate.{other}", f"the key 'evaluate.{other}' does not go with 'evaluate.{key}'"
+            )
+
+
+def _matrix(source: Toml, name: str, given: Any) -> Array:
+    key = f"evaluate.{name}"
+    try:
+        values = np.array(typed(source, key, given, list, "a list of rows"), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        if str(error).startswith(str(source.path)):
+            raise
+        raise config_error(source, key, f"the key {key!r} must be rows of numbers, all as long") from error
+    return _checked(values, lambda text: config_error(source, key, f"the key {key!r} {text}"))
+
+
+def _checked(values: Array, error: Any) -> Array:
+    if values.ndim != 2 or not 1 <= len(values) <= MOST_INPUTS or values.shape[1] < 1:
+        raise error(f"must be 1 to {MOST_INPUTS:,} rows of numbers, got shape {values.shape}")
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if bad.size:
+        raise error(f"has {values[bad[0]].tolist()} in row {bad[0]}, expected finite numbers")
+    return values
+
+
+def _encoded_inputs(source: Toml, path: Path, data: Path) -> tuple[Array, Array | None]:
+    """Inputs in the columns of the table that the data were ingested from."""
+    encoding = TransitionStore.open(data).encoding
+    if encoding is None:
+        raise config_error(
+            source,
+            "evaluate.inputs",
+            f"the key 'evaluate.state_columns' is missing: names of the columns, which {data} does not have, "
+            "as it was not ingested from a table",
+        )
+    frame = _read_table(path)
+    try:
+        state = encoding.encode("state", frame)
+        has_action = set(encoding.action) <= set(frame.columns)
+        action = encoding.encode("action", frame) if has_action else None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return _checked(state, lambda text: ValueError(f"{path}: {text}")), action
+
+
+def _table_inputs(source: Toml, given: dict[str, Any], path: Path) -> tuple[Array, Array | None]:
+    frame = _read_table(path)
+    parts = {}
+    for name in ("state_columns", "action_columns"):
+        columns = typed(source, f"evaluate.{name}", given.get(name, []), list, "a list of column names")
+        for column in columns:
+            if column not in frame.columns:
+                known = ", ".join(map(str, frame.columns))
+                raise config_error(
+                    source, f"evaluate.{name}", f"{path} has no column {column!r}; it has {cut(known)}"
+                )
+        parts[name] = _numbers(path, frame, columns) if columns else None
+    state = parts["state_columns"]
+    if state is None:
+        raise config_error(source, "evaluate.state_columns", "the key 'evaluate.state_columns' names none")
+    return state, parts["action_columns"]
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """With the texts for missing values that ``kedrl ingest`` knows."""
+    return pd.read_csv(path, keep_default_na=False, na_values=MISSING_TEXTS)
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    readers = {".csv": _read_csv, ".parquet": pd.read_parquet}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: inputs are read from {', '.join(readers)}, not from {path.suffix!r} files")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; 'evaluate.inputs' names a table of inputs")
+    try:
+        return readers[path.suffix](path)
+    except ImportError as error:
+        raise ValueError(f"{path}: reading Parquet needs pyarrow; install it, or give a .csv") from error
+    except (ValueError, OSError) as error:  # pandas and pyarrow raise subclasses of these
+        raise ValueError(f"{path}: is no {path.suffix} table: {cut(str(error))}") from error
+
+
+def _numbers(path: Path, frame: pd.DataFrame, columns: list[str]) -> Array:
+    for column in columns:
+        if not pd.api.types.is_numeric_dtype(frame[column]):
+            raise ValueError(f"{path}: column {column!r} has {frame[column].dtype} entries, expected numbers")
+    values = frame[columns].to_numpy(dtype=np.float64)
+    return _checked(values, lambda text: ValueError(f"{path}: columns {', '.join(columns)}: {text}"))

@@ -1,0 +1,342 @@
+"""Scheduled evaluations: the same command again does what is new, and nothing if nothing is.
+
+::
+
+    lock        held by the process that is at work
+    cache/      landmarks, sums and points, so that appended episodes cost their own sums only
+    results/    one directory for each result, named by its time in UTC
+      20261117T134500Z/
+        models/NAME/   the fit of each policy, as ``KEDRL.save`` writes it
+        results.zarr   answers, as ``compare(...).to_zarr`` writes them
+        report.html    the page
+        summary.json   what it was made from, what changed, and the answers in numbers
+        config.toml    the file as it was
+    refused.json    why the last evaluation has no answers, if it was refused
+
+A result appears under its name when it is complete. What a killed process leaves, the next one removes;
+blocks in the cache are used again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from kedrl_dask import report as reporting
+from kedrl_dask._version import __version__
+from kedrl_dask.comparison.compare import compare
+from kedrl_dask.comparison.comparison import Comparison
+from kedrl_dask.comparison.drift import Drift, compare_results
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.execute.default import checked_executor
+from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.storage.cache import Cache
+from kedrl_dask.engine.storage.directories import digest, remove
+from kedrl_dask.engine.storage.lock import locked
+from kedrl_dask.engine.storage.manifest import read_record, write_record
+from kedrl_dask.estimator.fitted import results
+from kedrl_dask.estimator.fitted.findings import Refused
+from kedrl_dask.estimator.fitted.persistence import finite, parameters
+from kedrl_dask.estimator.run import check_input
+from kedrl_dask.report import terminal
+from kedrl_dask.report.content import from_results
+from kedrl_dask.service.schedule import Schedule
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["Due", "Outcome", "due", "evaluate"]
+
+logger = logging.getLogger("kedrl_dask")
+
+KIND = "kedrl evaluation"
+#: Directories in the making, and those that are being removed.
+PARTIAL = ".partial-"
+#: Inputs whose answers the summary repeats; the store has all.
+SUMMARISED = 20
+
+
+@dataclass(frozen=True)
+class Due:
+    """What there is to do.
+
+    Attributes
+    ----------
+    reasons : tuple of str
+        Why an evaluation is due; none if it is not.
+    store : TransitionStore
+        The data, seen as grown from the rows that the design is made on.
+    facts : dict
+        Everything that a result depends on, as JSON.
+    last : Path or None
+        The last result.
+    n_checked : int
+        First rows that were compared with their checksums before.
+    """
+
+    reasons: tuple[str, ...]
+    store: TransitionStore
+    facts: dict[str, Any]
+    last: Path | None
+    n_checked: int
+
+    @property
+    def is_incremental(self) -> bool:
+        """Whether the design is kept."""
+        return self.store.base is not self.store
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an evaluation did.
+
+    Attributes
+    ----------
+    due : Due
+    result : Path or None
+        Where the result is: the last one, if nothing was due; None if answers were refused.
+    summary : dict
+        Its ``summary.json``, or why answers were refused.
+    """
+
+    due: Due
+    result: Path | None
+    summary: dict[str, Any]
+
+
+def due(schedule: Schedule, force: bool = False) -> Due:
+    """What there is to do; nothing is written."""
+    config = schedule.config
+    store = TransitionStore.open(config.data)
+    if schedule.state.shape[1] != store.state_dim:
+        own = schedule.state.shape[1]
+        raise ValueError(f"{config.data}: states have {store.state_dim} columns, those of [evaluate] {own}")
+    last = next(_newest_first(schedule.output), None)
+    before = {} if last is None else _summary(last)["facts"]
+    facts = _facts(schedule, store)
+    reasons = tuple(_reasons(before, facts, store)) if before else ("there is no earlier result",)
+    if force and not reasons:
+        reasons = ("it was asked for",)
+    is_prefix = bool(before) and _is_prefix(before["data"], store)
+    n_checked = before["data"]["rows"] if is_prefix else 0
+    base = before["base"] if is_prefix and before["settings"] == facts["settings"] else None
+    if base is not None and store.n_rows - base["rows"] <= schedule.redesign * base["rows"]:
+        facts["base"] = base
+        if base["rows"] < store.n_rows:
+            store = store.grown_from(base["rows"])
+    return Due(reasons, store, facts, last, n_checked)
+
+
+def _facts(schedule: Schedule, store: TransitionStore) -> dict[str, Any]:
+    """Everything that a result depends on, as JSON."""
+    columns = {
+        name: {key: values[key].tolist() for key in ("mean", "std")}
+        for name, values in store.statistics.items()
+    }
+    inputs = [schedule.state] if schedule.action is None else [schedule.state, schedule.action]
+    facts = {
+        "data": {
+            "fingerprint": store.fingerprint,
+            "rows": store.n_rows,
+            "episodes": store.n_episodes,
+            "columns": columns,
+        },
+        "base": {"fingerprint": store.fingerprint, "rows": store.n_rows},
+        "settings": parameters(schedule.config.model()),
+        "policies": {name: policy.to_dict() for name, policy in schedule.config.policies.items()},
+        "inputs": [digest(part).hex() for part in inputs],
+        "answers": {
+            name: getattr(schedule, name) for name in ("average", "replicates", "interval", "accept")
+        },
+    }
+    return json.loads(json.dumps(facts))
+
+
+def _is_prefix(data: dict[str, Any], store: TransitionStore) -> bool:
+    """Whether the store has the rows that it had, perhaps with others after them."""
+    return data["rows"] <= store.n_rows and store.fingerprint_of(data["rows"]) == data["fingerprint"]
+
+
+def _reasons(before: dict[str, Any], now: dict[str, Any], store: TransitionStore) -> Iterator[str]:
+    if before["data"]["fingerprint"] != now["data"]["fingerprint"]:
+        if _is_prefix(before["data"], store):
+            yield f"{now['data']['rows'] - before['data']['rows']:,} rows were appended"
+        else:
+            yield "the data are others"
+    for what in ("settings", "policies", "answers"):
+        changed = [name for name in now[what] if before[what].get(name) != now[what][name]]
+        changed += [name for name in before[what] if name not in now[what]]
+        if changed:
+            yield f"{what} changed: {', '.join(sorted(changed))}"
+    if before["inputs"] != now["inputs"]:
+        yield "the inputs changed"
+
+
+def evaluate(
+    schedule: Schedule,
+    *,
+    force: bool = False,
+    executor: Executor | None = None,
+    memory: int | str | None = None,
+    progress: Any = "auto",
+) -> Outcome:
+    """Evaluate what is due, under the lock of the output directory.
+
+    Raises
+    ------
+    Busy
+        If another process is at it.
+    """
+    output = schedule.output
+    output.mkdir(parents=True, exist_ok=True)
+    with locked(output):
+        _tidy(output)
+        todo = due(schedule, force)
+        if not todo.reasons and todo.last is not None:
+            return Outcome(todo, todo.last, _summary(todo.last))
+        refused = read_record(output / "refused.json")
+        if refused.get("facts") == todo.facts and not force:
+            return Outcome(todo, None, refused)
+        started = output / "started"
+        started.touch()
+        try:
+            outcome = _evaluate(schedule, todo, executor, memory, progress)
+        except Refused as refusal:
+            refused = {
+                "facts": todo.facts,
+                "refused": [finding.to_dict() for finding in refusal.findings],
+                "message": str(refusal),
+            }
+            write_record(output / "refused.json", refused, durable=True)
+            return Outcome(todo, None, refused)
+        (output / "refused.json").unlink(missing_ok=True)
+        Cache(output / "cache").prune(started)
+        for old in [*_newest_first(output)][schedule.keep :]:
+            _discard(old)
+        return outcome
+
+
+def _evaluate(
+    schedule: Schedule, todo: Due, executor: Executor | None, memory: int | str | None, progress: Any
+) -> Outcome:
+    config, store, output = schedule.config, todo.store, schedule.output
+    executor, reporter = checked_executor(executor), Reporter(progress)
+    first = todo.n_checked // store.chunk_rows
+    with reporter.stage("input check") as advance:
+        check_input(store, executor, advance, first)
+    found = compare(
+        store,
+        config.policies,
+        (schedule.state, schedule.action),
+        config.model(),
+        average=schedule.average,
+        n_replicates=schedule.replicates,
+        interval=schedule.interval,
+        accept=schedule.accept,
+        executor=executor,
+        cache=output / "cache",
+        memory=memory,
+        progress=progress,
+    )
+    name = _free_name(output / "results")
+    drift = _drift(schedule, todo, found)
+    partial = output / f"{PARTIAL}{uuid4().hex[:8]}"
+    partial.mkdir()
+    for policy, model in found.models.items():
+        (partial / "models").mkdir(exist_ok=True)
+        model.save(partial / "models" / policy)
+    found.to_zarr(partial / "results.zarr")
+    content = from_results(found.dataset, str(output / "results" / name / "results.zarr"))
+    reporting.write(replace(content, drift=drift), partial / "report.html")
+    if config.source is not None:
+        shutil.copyfile(config.source.path, partial / "config.toml")
+    summary = _described(todo, found, drift, name)
+    write_record(partial / "summary.json", summary, durable=True)
+    (output / "results").mkdir(exist_ok=True)
+    os.rename(partial, output / "results" / name)
+    return Outcome(todo, output / "results" / name, summary)
+
+
+def _drift(schedule: Schedule, todo: Due, found: Comparison) -> Drift:
+    """What changed since the last result, if there is one."""
+    if todo.last is None:
+        return Drift(remark="this is the first result")
+    before = _summary(todo.last)["facts"]["data"]
+    appended = todo.n_checked == before["rows"] < todo.store.n_rows
+    data = (before, todo.facts["data"]) if appended else None
+    try:
+        last = results.read_zarr(todo.last / "results.zarr")
+    except (OSError, ValueError, KeyError) as error:
+        return Drift(todo.last.name, remark=f"the last result cannot be read ({error})")
+    drift = compare_results(todo.last.name, last, found.dataset, data, schedule.thresholds)
+    return drift if todo.is_incremental else replace(drift, remark=_joined(drift.remark))
+
+
+def _joined(remark: str) -> str:
+    return "; ".join(filter(None, [remark, "the design was made anew"]))
+
+
+def _described(todo: Due, found: Comparison, drift: Drift, name: str) -> dict[str, Any]:
+    """The summary of a result, as JSON."""
+    table = found.table
+    shown = table[(table["input"] < SUMMARISED) & table["summary"].isin(["mean", "cvar"])]
+    columns = [c for c in ("policy", "input", "coordinate", "summary", "value", "low", "high") if c in shown]
+    return finite(
+        {
+            "kind": KIND,
+            "name": name,
+            "version": __version__,
+            "reasons": list(todo.reasons),
+            "incremental": todo.is_incremental,
+            "facts": todo.facts,
+            "converged": {policy: terminal.did_its_work(model) for policy, model in found.models.items()},
+            "findings": [str(finding) for finding in found.findings],
+            "accepted": list(found.accepted),
+            "answers": shown[columns].to_dict("records"),
+            "drift": drift.to_dict(),
+            "seconds": {
+                **json.loads(found.dataset.attrs["seconds"]),
+                **{policy: model.diagnostics_["seconds"] for policy, model in found.models.items()},
+            },
+        }
+    )
+
+
+def _summary(result: Path) -> dict[str, Any]:
+    found = read_record(result / "summary.json")
+    return found if found.get("kind") == KIND else {}
+
+
+def _newest_first(output: Path) -> Iterator[Path]:
+    """Complete results; a damaged summary is left where it is, and not counted."""
+    for path in sorted((output / "results").glob("[0-9]*T[0-9]*Z*"), reverse=True):
+        if _summary(path):
+            yield path
+        else:
+            logger.warning("%s has no summary.json that can be read, and is left alone", path)
+
+
+def _free_name(folder: Path) -> str:
+    """The time in UTC; with a number after it if a result has that name."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    names = (f"{stamp}-{n:03}" if n else stamp for n in range(1000))
+    return next(name for name in names if not (folder / name).exists())
+
+
+def _discard(result: Path) -> None:
+    """Remove a result: it is gone at once, whatever happens while its files are removed."""
+    out = result.parent.parent / f"{PARTIAL}{uuid4().hex[:8]}"
+    os.rename(result, out)
+    remove(out)
+
+
+def _tidy(output: Path) -> None:
+    """Remove what a killed process left."""
+    for path in output.glob(f"{PARTIAL}*"):
+        remove(path)

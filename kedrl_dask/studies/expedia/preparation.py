@@ -1,0 +1,196 @@
+"""Data of the Expedia evaluation: stores, policies and the inputs that it looks at; kept for the next run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from kedrl_dask.datasets import expedia
+from kedrl_dask.datasets.expedia import ClippedGaussian, Encoder
+from kedrl_dask.datasets.expedia.columns import ACTION, REWARD, STATE
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.storage.directories import remove
+from kedrl_dask.engine.storage.manifest import read_json, write_whole
+from kedrl_dask.studies.expedia.specification import POLICIES
+from kedrl_dask.utils.process import driver_blas_threads
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["Prepared", "Request", "prepare"]
+
+Array = npt.NDArray[Any]
+
+PANEL, SIMULATED = "panel.json", "simulated.csv"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to evaluate on.
+
+    Attributes
+    ----------
+    data : Path or None
+        The published file, or one like it; None for a simulated one.
+    searches : int
+        Searches of a simulated file.
+    training, test : int or None
+        Transitions; None takes all.
+    seed : int
+    """
+
+    data: Path | None
+    searches: int
+    training: int | None
+    test: int | None
+    seed: int
+
+    def facts(self) -> dict[str, Any]:
+        """What the stores depend on, as JSON holds it: of a file its size and time of change."""
+        facts: dict[str, Any] = asdict(self) | {"data": None}
+        if self.data is not None:
+            status = self.data.stat()
+            facts |= {"data": str(self.data.resolve()), "bytes": status.st_size, "time": status.st_mtime_ns}
+        return json.loads(json.dumps(facts))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Stores, what they were made from, the policies, and where they are looked at.
+
+    Attributes
+    ----------
+    training, test : TransitionStore
+    encoder : Encoder
+    facts : dict
+        Counts, summary statistics and the selected list, for JSON.
+    policies : dict
+        The fitted policies by name.
+    state : (p,) array
+        Encoded state of the selected list.
+    actions : dict
+        Each policy's greedy action there, on the raw scale.
+    test_inputs : (state, action)
+        Of the test transitions, encoded.
+    """
+
+    training: TransitionStore
+    test: TransitionStore
+    encoder: Encoder
+    facts: dict[str, Any]
+    policies: dict[str, ClippedGaussian]
+    state: Array
+    actions: dict[str, Array]
+    test_inputs: tuple[Array, Array] = field(repr=False)
+
+    @property
+    def targets(self) -> dict[str, tuple[Array, Array]]:
+        """x⋆ of each policy: state (1, p) and standardised action (1, q)."""
+        return {
+            name: (self.state[None], self.encoder.standardised(action)[None])
+            for name, action in self.actions.items()
+        }
+
+    def conditioning(self, most: int, seed: int) -> Array:
+        """Training inputs, at most so many of them at random, and the evaluation inputs of both policies."""
+        n = min(most, self.training.n_transitions)
+        inputs = self.training.sample(n, np.random.default_rng([seed, 6])).inputs
+        return np.vstack([inputs, *(np.hstack(target) for target in self.targets.values())])
+
+
+def prepare(output: Path, request: Request, reporter: Reporter) -> Prepared:
+    """Make the stores, or open those of an earlier run with the same request; fit the policies."""
+    facts, folder = request.facts(), output / "data"
+    panel = read_json(output / PANEL)
+    if panel.get("request") != facts:
+        remove(folder)
+        (output / PANEL).unlink(missing_ok=True)
+        panel = _build(output, folder, request, reporter) | {"request": facts}
+        write_whole(output / PANEL, json.dumps(panel, indent=1, allow_nan=False) + "\n")
+    training, test = (TransitionStore.open(folder / name) for name in ("training", "test"))
+    encoder = Encoder(**panel["encoder"] | {"clicks": tuple(panel["encoder"]["clicks"])})
+    with reporter.stage("policies"), driver_blas_threads():
+        logged = training.transitions()
+        state, action = np.hsplit(logged.inputs, [training.state_dim])
+        policies = {
+            name: expedia.reward_weighted_policy(
+                state, action, logged.reward[:, REWARD.index(reward)], encoder
+            )
+            for name, reward in POLICIES.items()
+        }
+        selected = np.array(panel["selected"]["encoded"])
+        actions = {
+            name: expedia.greedy_action(policy, selected[None], encoder)[0]
+            for name, policy in policies.items()
+        }
+        held_out = np.hsplit(test.transitions().inputs, [test.state_dim])
+    return Prepared(training, test, encoder, panel, policies, selected, actions, (held_out[0], held_out[1]))
+
+
+def _build(output: Path, folder: Path, request: Request, reporter: Reporter) -> dict[str, Any]:
+    path = request.data
+    if path is None:
+        path = output / SIMULATED
+        path.unlink(missing_ok=True)
+        with reporter.stage("simulated file", request.searches) as advance:
+            expedia.write_like_published(path, request.searches, seed=request.seed, advance=advance)
+    with reporter.stage("search lists") as advance:
+        n_rows = _Counter(advance)
+        lists = expedia.read_lists(path, n_rows)
+    with reporter.stage("destinations"):
+        kept, left_out = expedia.clean(lists)
+        parts = expedia.split(kept, request.training, request.test, request.seed)
+        encoder = Encoder.learn(parts.training)
+        folder.mkdir()
+        stores = {
+            name: expedia.write(folder / name, part, encoder)
+            for name, part in (("training", parts.training), ("test", parts.test))
+        }
+        return {
+            "is_simulated": request.data is None,
+            "source": "simulated" if request.data is None else path.name,
+            "rows": n_rows.total,
+            "searches": len(lists),
+            "kept": len(kept),
+            "left_out": left_out,
+            "destinations": {name: store.n_episodes for name, store in stores.items()},
+            "transitions": {name: store.n_transitions for name, store in stores.items()},
+            "columns": encoder.state_names,
+            "encoder": encoder.to_dict(),
+            "statistics": {name: row._asdict() for name, row in expedia.describe(parts.training).items()},
+            "selected": _median_state(parts.training, encoder),
+        }
+
+
+class _Counter:
+    """Counts rows, and shows them."""
+
+    def __init__(self, advance: Callable[..., None]) -> None:
+        self.total, self._advance = 0, advance
+
+    def __call__(self, n: int) -> None:
+        """So many more."""
+        self.total += n
+        self._advance(n)
+
+
+def _median_state(lists: pd.DataFrame, encoder: Encoder) -> dict[str, Any]:
+    """The training list with a successor whose first principal-component score is nearest to the median."""
+    has_successor = (lists["srch_destination_id"] == lists["srch_destination_id"].shift(-1)).to_numpy()
+    part = lists[has_successor]
+    encoded = encoder.state(part)
+    centred = encoded - encoded.mean(axis=0)
+    _, vectors = np.linalg.eigh(centred.T @ centred)
+    score = centred @ vectors[:, -1]
+    chosen = int(np.abs(score - np.median(score)).argmin())
+    row = part.iloc[chosen]
+    return {
+        "state": {name: float(row[name]) for name in STATE},
+        "action": [float(row[name]) for name in ACTION],
+        "encoded": encoded[chosen].tolist(),
+    }

@@ -1,0 +1,132 @@
+"""Figures of the studies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+from kedrl_dask.studies.profiles import PAPER
+from kedrl_dask.studies.runner import Records
+
+__all__ = ["errors", "monte_carlo", "simulation"]
+
+GREEN = "#009E73"
+COLOURS = (BLUE, ORANGE, GREEN, GREY)
+TITLES = {"bias": "Bias", "rmse": "RMSE", "mae": "MAE"}
+
+
+def simulation(records: Records, points: pd.DataFrame) -> dict[str, Figure]:
+    """Every figure of the simulation study, by file name."""
+    drawn = {"errors": errors(points)}
+    for pair in points["pair"].unique():
+        drawn[f"points_{pair}"] = by_point(points[points["pair"] == pair], pair)
+    for cell, result in records.done:
+        if "monte_carlo" in result:
+            pair, profile = cell.labels["pair"], cell.labels["profile"]
+            drawn[f"monte_carlo_{pair}_{profile}"] = monte_carlo(result["monte_carlo"], pair, profile)
+    return drawn
+
+
+def errors(points: pd.DataFrame) -> Figure:
+    """RMSE of each pair and profile: a box over the points, of means over replicates, beside the paper's."""
+    pairs, profiles = list(points["pair"].unique()), list(points["profile"].unique())
+    columns = min(3, len(pairs))
+    rows = -(-len(pairs) // columns)
+    figure = Figure(figsize=(3.4 * columns + 0.4, 2.7 * rows + 0.7), layout="constrained")
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    mean = points.groupby(["pair", "profile", "point"], sort=False)["rmse"].mean()
+    for pair, axes in zip(pairs, panels, strict=False):
+        known = [profile for profile in profiles if (pair, profile) in mean.index]
+        _boxes(axes, [mean[pair, profile].to_numpy() for profile in known], known)
+        paper = PAPER[pair].rmse
+        axes.axhline(paper.mean, color="black", linestyle="--", linewidth=1, label="the paper's mean")
+        axes.axhspan(
+            paper.mean - paper.deviation, paper.mean + paper.deviation, color=GREY, alpha=0.2, linewidth=0,
+            label="± its deviation across points",
+        )  # fmt: skip
+        axes.set_title(_arrow(pair), fontsize=10)
+        axes.set_ylim(bottom=0)
+    for axes in panels[len(pairs) :]:
+        axes.set_axis_off()
+    figure.supylabel("RMSE of the embedding, by point", fontsize=10)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=min(2, columns),
+        frameon=False,
+        fontsize=9,
+    )
+    return figure
+
+
+def by_point(points: pd.DataFrame, pair: str) -> Figure:
+    """Bias, RMSE and MAE at each point: a box over the replicates for each profile."""
+    profiles, numbers = list(points["profile"].unique()), sorted(points["point"].unique())
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    width = 0.8 / len(profiles)
+    for axes, metric in zip(figure.subplots(1, 3), TITLES, strict=True):
+        for place, profile in enumerate(profiles):
+            own = points[points["profile"] == profile]
+            values = [own.loc[own["point"] == number, metric].to_numpy() for number in numbers]
+            positions = np.asarray(numbers) + (place - (len(profiles) - 1) / 2) * width
+            colour = COLOURS[place % len(COLOURS)]
+            _coloured_boxes(axes, values, positions, 0.9 * width, colour)
+            axes.plot([], [], "s", color=colour, label=profile)
+        axes.axhline(0, color="black", linewidth=0.6)
+        axes.set(title=TITLES[metric], xlabel="point")
+        axes.set_xticks(numbers, [str(number) for number in numbers])
+        axes.grid(axis="y", alpha=0.25)
+    figure.axes[0].set_ylabel("error of the embedding")
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        loc="outside upper right", ncols=len(profiles), frameon=False, fontsize=9,
+    )  # fmt: skip
+    replicates = points["replicate"].nunique()
+    figure.suptitle(
+        f"{_arrow(pair)}, {replicates} replicate{'s' * (replicates > 1)}", fontsize=11, x=0.01, ha="left"
+    )
+    return figure
+
+
+def monte_carlo(repeats: dict[str, Any], pair: str, profile: str) -> Figure:
+    """Errors of one estimate against repeated Monte Carlo references (fig:MC_box_plots)."""
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    for axes, metric in zip(figure.subplots(1, 3), ("rmse", "mae", "bias"), strict=True):
+        values = np.asarray(repeats[metric])
+        names = [str(number) for number in range(1, values.shape[1] + 1)]
+        _boxes(axes, list(values.T), names)
+        if metric == "bias":
+            axes.axhline(0, color="black", linewidth=0.6)
+        axes.set(title=TITLES[metric], xlabel="point")
+    figure.axes[0].set_ylabel("error of the embedding")
+    figure.suptitle(
+        f"{_arrow(pair)}, {profile}: one estimate, {len(values)} Monte Carlo references", fontsize=11
+    )
+    return figure
+
+
+def _boxes(axes: Axes, values: Sequence[Any], names: Sequence[str]) -> None:
+    positions = np.arange(1, len(values) + 1)
+    _coloured_boxes(axes, values, positions, 0.6, BLUE)
+    axes.set_xticks(positions, list(names))
+    axes.grid(axis="y", alpha=0.25)
+
+
+def _coloured_boxes(axes: Axes, values: Sequence[Any], positions: Any, width: float, colour: str) -> None:
+    axes.boxplot(
+        values, positions=positions, widths=width, patch_artist=True, manage_ticks=False,
+        boxprops={"facecolor": colour, "alpha": 0.45, "linewidth": 0.8},
+        medianprops={"color": colour, "linewidth": 1.8},
+        whiskerprops={"linewidth": 0.8}, capprops={"linewidth": 0.8},
+        flierprops={"marker": ".", "markersize": 3, "markeredgecolor": colour},
+    )  # fmt: skip
+
+
+def _arrow(pair: str) -> str:
+    """Name of a pair for people."""
+    return "→".join(part.capitalize() for part in pair.split("-"))

@@ -1,0 +1,251 @@
+"""A worked example on MO-Gymnasium's water reservoir: estimates beside returns of the environment itself.
+
+A dam is run by one policy, and another is evaluated from its log. The reservoir has four objectives, of which
+two are decided by the release alone: the deficit of supply, and the flood downstream. The other two depend on
+the inflow that also makes the next level: reward and next state are then not independent given level and
+release, which takes the paired construction, for which there is no bootstrap.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from kedrl_dask.datasets.gymnasium import collect, make, monte_carlo
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.storage.cache import Cache
+from kedrl_dask.engine.storage.manifest import write_whole
+from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.numerics.policies.families import Gaussian
+from kedrl_dask.plots.style import BLUE, ORANGE, Figure
+from kedrl_dask.studies.runner import claim
+from kedrl_dask.utils.progress import Reporter
+
+__all__ = ["OBJECTIVES", "STUDY", "Reservoir", "render", "run"]
+
+Array = npt.NDArray[Any]
+
+STUDY = "reservoir"
+ENVIRONMENT = "water-reservoir-v0"
+#: Objectives of the environment that are evaluated, by name: costs, as negative rewards.
+OBJECTIVES = {"deficit of supply": 1, "flood downstream": 3}
+DISCOUNT, TAIL, LEVEL = 0.8, 0.1, 0.9
+#: Releases by level: as logged, and to be evaluated.
+LOGGED = Gaussian([[0.35]], bias=15.0, scale=15.0)
+TARGET = Gaussian([[0.5]], bias=8.0, scale=10.0)
+#: Steps of a logged episode.
+STEPS = 60
+#: Levels at which the target policy's mean release is evaluated.
+LEVELS = np.linspace(30.0, 120.0, 10)
+#: Costs have kinks, where a demand is met; atoms and landmarks must be close enough to follow them.
+SIZES = {"n_atoms": 300, "n_basis": 200, "n_landmarks": 300, "n_conditioning": 5_000}
+MEASURES = ("mean", f"CVaR {TAIL:.0%}")
+
+
+class Reservoir:
+    """The environment with the rewards of ``OBJECTIVES`` alone, started at any level."""
+
+    def __init__(self) -> None:
+        # No episode of a return is truncated.
+        self.env = make(ENVIRONMENT, nO=4, time_limit=10**9, disable_env_checker=True)
+        self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
+
+    def reset(self, **options: Any) -> tuple[Array, dict[str, Any]]:
+        """Begin an episode at one of the environment's own levels."""
+        return self.env.reset(**options)
+
+    def step(self, action: Array) -> tuple[Array, Array, bool, bool, dict[str, Any]]:
+        """Release water."""
+        observation, reward, terminated, truncated, facts = self.env.step(action)
+        return observation, reward[list(OBJECTIVES.values())], terminated, truncated, facts
+
+    def start(self, state: Array) -> Array:
+        """Put the reservoir at a level."""
+        self.env.unwrapped.state = np.array(state, dtype=np.float32)
+        return self.env.unwrapped.state
+
+
+def run(
+    output: str | Path,
+    *,
+    episodes: int = 250,
+    returns: int = 2_000,
+    bootstrap: int = 12,
+    seed: int = 0,
+    draw: bool = True,
+    **parameters: Any,
+) -> dict[str, Any]:
+    """Log one policy, evaluate the other, and compare with the environment.
+
+    Parameters
+    ----------
+    output : path
+        New or empty directory, or that of an earlier run: data, returns and sums are kept.
+    episodes, returns, bootstrap : int
+        Logged episodes, returns of the environment at each level, and bootstrap replicates.
+    seed : int
+    draw : bool
+        Whether to draw the figure.
+    **parameters
+        Parameters of :class:`~kedrl_dask.KEDRL` in place of ``SIZES``.
+
+    Returns
+    -------
+    dict
+        The summary, which is also written to ``summary.json``.
+    """
+    output, reservoir = Path(output), Reservoir()
+    claim(output, STUDY)
+    cache = Cache(output / "cache")
+    state = LEVELS[:, None]
+    action = TARGET.location(state)
+    store = _log(cache, reservoir, episodes, seed)
+    simulated = _simulate(cache, reservoir, state, action, returns, seed)
+    model = KEDRL(DISCOUNT, random_state=seed, **(SIZES | parameters))
+    model.fit(store, TARGET, cache=output / "cache")
+    replicates = model.bootstrap(store, TARGET, bootstrap, random_state=seed, cache=output / "cache")
+    with Reporter().stage("recovery"):
+        draws = replicates.apply(lambda fit: _measured(fit, state, action))
+        low, high = draws.interval(LEVEL)
+        deviation = simulated.std(axis=1)
+        true, noise = _true(simulated)
+    rows = [
+        {
+            "objective": name,
+            "measure": measure,
+            "level": float(at),
+            "release": float(release),
+            "true": float(true[m, i, c]),
+            "noise": float(noise[m, i, c]),
+            "estimate": float(draws.estimate[m, i, c]),
+            "low": float(low[m, i, c]),
+            "high": float(high[m, i, c]),
+            "deviation": float(deviation[i, c]),
+            "is_inside": bool(low[m, i, c] <= true[m, i, c] <= high[m, i, c]),
+        }
+        for c, name in enumerate(OBJECTIVES)
+        for m, measure in enumerate(MEASURES)
+        for i, (at, release) in enumerate(zip(LEVELS, action[:, 0], strict=True))
+    ]
+    summary = {
+        "kind": f"kedrl study {STUDY}",
+        "transitions": store.n_transitions,
+        "returns": returns,
+        "bootstrap": bootstrap,
+        "result": model.diagnostics_["solver"]["result"],
+        "seconds": model.diagnostics_["seconds"],
+        "rows": rows,
+    }
+    write_whole(output / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    if draw:
+        (output / "plots").mkdir(exist_ok=True)
+        _draw(rows).savefig(output / "plots" / "reservoir.png", dpi=150)
+    return summary
+
+
+def _log(cache: Cache, reservoir: Reservoir, episodes: int, seed: int) -> TransitionStore:
+    facts = {"environment": ENVIRONMENT, "policy": LOGGED.to_dict(), "episodes": [episodes, STEPS, seed]}
+
+    def make_store(path: Path) -> None:
+        collect(path, reservoir, LOGGED, episodes, max_steps=STEPS, seed=seed)
+
+    return TransitionStore.open(cache.get("logged", facts, make_store))
+
+
+def _simulate(
+    cache: Cache, reservoir: Reservoir, state: Array, action: Array, n_returns: int, seed: int
+) -> Array:
+    """Returns of the environment (n, n_returns, 2)."""
+    facts = {"environment": ENVIRONMENT, "policy": TARGET.to_dict(), "inputs": [state, action]}
+    facts |= {"returns": [n_returns, seed, DISCOUNT]}
+
+    def make_returns(path: Path) -> None:
+        path.mkdir()
+        found = monte_carlo(
+            reservoir, TARGET, state, action, DISCOUNT, n_returns, lambda env, state: env.start(state), seed
+        )
+        np.save(path / "returns.npy", found)
+
+    return np.load(cache.get("returns", facts, make_returns) / "returns.npy")
+
+
+def _measured(fit: KEDRL, state: Array, action: Array) -> Array:
+    """Means and lower tail means of the recovered laws; (2, n, 2)."""
+    law = fit.recover(state, action)
+    tails = np.stack([law.cvar(TAIL, c) for c in range(len(OBJECTIVES))], axis=1)
+    return np.stack([law.mean(), tails])
+
+
+def _true(simulated: Array) -> tuple[Array, Array]:
+    """The same of simulated returns (n, B, 2), and the standard errors of these."""
+    n = simulated.shape[1]
+    in_order = np.sort(simulated, axis=1)[:, : max(1, round(TAIL * n))]
+    tails, edge = in_order.mean(axis=1), in_order[:, -1]
+    # A tail mean q − E(q − Y)₊/share is to first order a mean of what the tail exceeds its quantile by.
+    beyond = np.maximum(edge[:, None] - simulated, 0).std(axis=1) / TAIL
+    noise = np.stack([simulated.std(axis=1), beyond]) / np.sqrt(n)
+    return np.stack([simulated.mean(axis=1), tails]), noise
+
+
+def render(summary: dict[str, Any], console: Console) -> None:
+    """Print estimates and intervals beside the environment's, and how many intervals hold."""
+    for name, measure in product(OBJECTIVES, MEASURES):
+        rows = [row for row in summary["rows"] if (row["objective"], row["measure"]) == (name, measure)]
+        table = Table(
+            title=f"{name}, {measure} of the discounted return",
+            title_justify="left",
+            caption=_counted(rows),
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            show_edge=False,
+        )
+        for heading in ("level", "release", "environment", "±", "estimate", "from", "to", ""):
+            table.add_column(heading, justify="right")
+        for row in rows:
+            table.add_row(
+                f"{row['level']:.0f}",
+                *(f"{row[key]:.1f}" for key in ("release", "true", "noise", "estimate", "low", "high")),
+                "" if row["is_inside"] else "does not hold",
+            )
+        console.print(table, "")
+    console.print(
+        f"{summary['transitions']:,} logged transitions. Environment: {summary['returns']:,} of its returns "
+        f"at each level, with the standard error. From, to: {LEVEL:.0%} intervals by {summary['bootstrap']} "
+        "bootstrap replicates."
+    )
+
+
+def _counted(rows: list[dict[str, Any]]) -> str:
+    error = np.mean([abs(row["estimate"] - row["true"]) / row["deviation"] for row in rows])
+    inside = sum(row["is_inside"] for row in rows)
+    return f"{inside} of {len(rows)} hold; mean error {error:.2f} standard deviations of the return"
+
+
+def _draw(rows: list[dict[str, Any]]) -> Figure:
+    """Estimates with intervals by level, and the environment's; a panel for each objective."""
+    figure = Figure(figsize=(4.2 * len(OBJECTIVES), 3.4), layout="constrained")
+    for name, axes in zip(OBJECTIVES, figure.subplots(1, len(OBJECTIVES)), strict=True):
+        for measure, colour in zip(MEASURES, (BLUE, ORANGE), strict=True):
+            own = [row for row in rows if (row["objective"], row["measure"]) == (name, measure)]
+            at, true, estimate = (
+                np.array([row[key] for row in own]) for key in ("level", "true", "estimate")
+            )
+            ends = np.abs(np.array([[row["low"], row["high"]] for row in own]).T - estimate)
+            axes.plot(at, true, "-", color=colour, label=f"{measure}, environment")
+            axes.errorbar(
+                at, estimate, ends, fmt="o", color=colour, markersize=4, capsize=3,
+                label=f"{measure}, estimate and {LEVEL:.0%} interval",
+            )  # fmt: skip
+        axes.set(title=name, xlabel="level", ylabel="discounted return")
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=8)
+    return figure

@@ -1,1 +1,0 @@
-"""The paper's studies: many fits, each compared with the truth."""
