@@ -313,8 +313,8 @@ SETTINGS = {
 }
 
 POLICIES = {
-    "no policy": (policy(lambda state: state), "policy must be one of kedrl_dask.numerics.policies.families"),
-    "a class": (policy(policies.Gaussian), "policy must be one of kedrl_dask.numerics.policies.families"),
+    "no policy": (policy(lambda state: state), "policy must be one of kedrl_dask.policies"),
+    "a class": (policy(policies.Gaussian), "policy must be one of kedrl_dask.policies"),
     "other state": (policy(policies.Gaussian(np.zeros((3, 1)))), r"state has shape .*expected \(n, 3\)"),
     "other action": (
         policy(policies.Gaussian(np.zeros((2, 2)))),

@@ -288,8 +288,7 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
             Bars on a terminal or in a notebook, log lines elsewhere.
         run : path, optional
             Directory of the run, new or of an interrupted fit of the same settings, data and policy: this
-            one then goes on from what that left. All workers must reach it; see
-            :mod:`kedrl_dask.estimator.run`.
+            one then goes on from what that left. All workers must reach it.
         checkpoint_seconds : float
             Time between checkpoints of the solver, in a run.
 
@@ -306,8 +305,7 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
     def resume(cls, run: str | Path, *, policy: Policy | None = None, **options: Any) -> KEDRL:
         """Go on with the fit of a run, or read its result if it is there.
 
-        ``policy`` is needed if it is code, as a
-        :class:`~kedrl_dask.numerics.policies.families.Function` is. Options are
+        ``policy`` is needed if it is code, as ``policies.Function`` is. Options are
         ``executor``, ``memory``, ``progress`` and ``checkpoint_seconds`` of :meth:`fit`.
         """
         settings, arguments = recorded_fit(Path(run), policy)
@@ -406,8 +404,8 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
 
         With a policy in place of actions, those of the states' laws, averaged over a ~ π(·|s). Refused
         where diagnostics say that answers would mislead, unless their codes
-        (``kedrl_dask.estimator.fitted.findings.CODES``) are
-        in ``accept``, which is recorded. See :class:`kedrl_dask.numerics.laws.functionals.Embedding`.
+        (:data:`kedrl_dask.estimator.fitted.findings.CODES`) are in ``accept``, which is recorded. See
+        :class:`kedrl_dask.numerics.laws.functionals.Embedding`.
         """
         return fitted_embedding(self, state, action, accept)
 
@@ -417,8 +415,8 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         """Probability laws near the fitted embedding at each input (sec:stat_recovery), refused like it.
 
         Settings are those of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`. The laws have
-        ``mean()``,
-        ``covariance()``, ``cdf``, ``quantile``, ``cvar``, ``density``, ``pmf``, ``prob`` and ``findings``.
+        ``mean()``, ``covariance()``, ``cdf``, ``quantile``, ``cvar``, ``density``, ``pmf``, ``prob`` and
+        ``findings``.
         """
         return fitted_embedding(self, state, action, accept).recover(**settings)
 

@@ -202,6 +202,7 @@ def test_monte_carlo__each_copy_is_an_environment_of_its_own(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
 def test_reservoir__runs_and_goes_on(tmp_path):
     """The worked example in small: truth from the environment, intervals, table, figure; all kept."""
     pytest.importorskip("mo_gymnasium", reason="install the extra: pip install 'kedrl-dask[rl]'")
@@ -209,7 +210,7 @@ def test_reservoir__runs_and_goes_on(tmp_path):
 
     from kedrl_dask.studies import reservoir
 
-    small = {"episodes": 60, "returns": 300, "bootstrap": 4}
+    small = {"episodes": 60, "returns": 120, "bootstrap": 4}
     sizes = {"n_atoms": 60, "n_basis": 60, "n_landmarks": 80, "n_conditioning": 500}
     summary = reservoir.run(tmp_path / "study", **small, **sizes)
     assert len(summary["rows"]) == 40

@@ -117,7 +117,7 @@ def test_fit__on_a_cluster(tmp_path, kernels):
     store, options = make_store(tmp_path / "pairs", 300), {"n_landmarks": 30, "n_blocks": 4}
     alone = make_model(kernels, **options).fit(store, executor=ThreadExecutor(1), progress="none")
     with (
-        LocalCluster(n_workers=1, threads_per_worker=2, **LOOPBACK) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         there = make_model(kernels, **options)

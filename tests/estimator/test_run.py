@@ -187,8 +187,8 @@ def test_resume__computes_only_missing_blocks(store, policy, tmp_path, monkeypat
 def test_contraction__goes_on_link_by_link(store, policy, tmp_path, monkeypatch):
     monkeypatch.setattr("kedrl_dask.estimator.fit.paired.LINK_GROUPS", 1)
     monkeypatch.setattr("kedrl_dask.engine.plan.partition.GROUP_ROWS", 64)
-    for module in ("passes", "target"):
-        monkeypatch.setattr(f"kedrl_dask.{module}.GROUP_ROWS", 64)
+    for module in ("streaming_pass", "paired_target"):
+        monkeypatch.setattr(f"kedrl_dask.engine.passes.{module}.GROUP_ROWS", 64)
     from kedrl_dask.engine.passes.paired_target import contract_link
 
     expected, run = fit(store, policy, **KINDS["paired"]), tmp_path / "run"

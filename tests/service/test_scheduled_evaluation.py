@@ -92,7 +92,6 @@ def run(config, capsys, *options):
 @pytest.mark.slow
 def test_evaluate__new_appended_unchanged_and_retained(config, capsys):
     """The life of an evaluation: first, again, after appending, and the oldest result goes."""
-    config.write_text(CONFIG.replace("replicates = 3", "replicates = 0"))
     output = config.parent / "out"
     code, first = run(config, capsys, "--dry-run")
     assert code == 0
@@ -177,7 +176,7 @@ def test_evaluate__settings_changed_and_data_replaced(config, capsys):
 
 
 def test_evaluate__killed_in_the_middle_is_begun_again(config, capsys, monkeypatch):
-    config.write_text(ONE)  # with intervals
+    config.write_text(PLAIN)
     schedule = load_schedule(config)
 
     def killed(*_):
@@ -196,10 +195,7 @@ def test_evaluate__killed_in_the_middle_is_begun_again(config, capsys, monkeypat
     assert code == 0
     assert not seen  # all sums were found
     assert not list(output.glob(".partial-*"))
-    (folder,) = (output / "results").iterdir()
-    assert folder.name == found["name"]
-    answers = results.read_zarr(folder / "results.zarr")
-    assert (answers["mean_low"] < answers["mean_high"]).all()
+    assert [path.name for path in (output / "results").iterdir()] == [found["name"]]
 
 
 def test_evaluate__one_at_a_time(config, capsys):

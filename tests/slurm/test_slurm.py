@@ -37,7 +37,9 @@ pytestmark = [
 
 ROOT = PACKAGE.parent
 #: Long enough to be interrupted: every step is a round trip to the workers.
-SLOW = CONFIG.replace('{ name = "pcg", tolerance = 1e-9 }', '{ name = "adamw", n_iterations = 500 }')
+SLOW = CONFIG.replace(
+    '{ name = "pcg", tolerance = 1e-9 }', '{ name = "adamw", n_iterations = 500, evaluate_every = 1 }'
+)
 JOBS = {
     "kind": "slurm", "jobs": 2, "cores": 1, "memory": "1 GiB", "walltime": "00:10:00", "queue": "short",
     "interface": "lo", "log_directory": "logs", "watch_seconds": 1,

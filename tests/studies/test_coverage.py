@@ -9,11 +9,14 @@ from kedrl_dask.cli import main
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.benchmark_points import evaluation_points
 from kedrl_dask.datasets.true_marginals import CentredMarginal
+from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.studies import coverage
 
 pytestmark = pytest.mark.usefixtures("cells_one_by_one")
 
 SMALL = {"n_atoms": 20, "n_basis": 15, "n_landmarks": 25, "n_features": 16, "n_conditioning": 100}
+SMALL |= {"input_kernel": Matern(5.5, 4.5)}
+SETTINGS = {"transitions": 600, "bootstrap": 5}
 
 
 @pytest.mark.parametrize("pair", ["uniform-gaussian", "gaussian-logistic", "logistic-uniform"])
@@ -44,10 +47,13 @@ def test_marginal__of_a_gaussian_is_normal_to_five_digits():
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory):
-    return coverage.run(
-        tmp_path_factory.mktemp("coverage") / "out", replicates=2, transitions=600, bootstrap=5, **SMALL
-    )
+def output(tmp_path_factory):
+    return tmp_path_factory.mktemp("coverage") / "out"
+
+
+@pytest.fixture(scope="module")
+def outcome(output):
+    return coverage.run(output, replicates=2, **SETTINGS, **SMALL)
 
 
 def test_run__counts_what_the_cells_found(outcome):
@@ -74,11 +80,10 @@ def test_cover__is_the_interval_of_the_bootstrap(outcome):
             )
 
 
-def test_run__again_computes_nothing(outcome, tmp_path):
-    settings = {"replicates": 1, "transitions": 600, "bootstrap": 5}
-    first = coverage.run(tmp_path / "out", **settings, **SMALL)
-    again = coverage.run(tmp_path / "out", **settings, **SMALL)
-    assert (first.summary["computed"], again.summary["computed"]) == (1, 0)
+def test_run__again_computes_nothing(outcome, output):
+    again = coverage.run(output, replicates=1, **SETTINGS, **SMALL)
+    assert (outcome.summary["computed"], again.summary["computed"]) == (2, 0)
+    assert again.summary["cells"] == 1
     assert again.summary["results"]["mean"]["coverage_error"] is None
 
 

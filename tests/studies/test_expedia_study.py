@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from contextlib import redirect_stdout
+from io import StringIO
 
 import numpy as np
 import pytest
@@ -29,14 +31,13 @@ ARGUMENTS += ["--landmarks", "40", "--centers", "20"]
 def output(tmp_path_factory):
     """Directory of a run of the command, and what it printed."""
     path = tmp_path_factory.mktemp("expedia") / "study"
-    printed: list[str] = []
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+    with warnings.catch_warnings(), redirect_stdout(StringIO()) as printed:
         warnings.simplefilter("ignore", NumericalWarning)  # fits as small as these lose mass
-        patch.setattr("kedrl_dask.cli.studies.expedia.print_out", printed.append)
         code = main(["study", "expedia", *ARGUMENTS, "--output", str(path)])
-    return path, code, printed[0]
+    return path, code, printed.getvalue()
 
 
+@pytest.mark.slow
 def test_command__writes_tables_figures_and_a_page(output):
     path, code, text = output
     assert code == 0
@@ -72,6 +73,7 @@ def test_command__writes_tables_figures_and_a_page(output):
     assert not re.search(r'(src|href)="(?!data:)', page)
 
 
+@pytest.mark.slow
 def test_command__again__computes_nothing(output, monkeypatch, capsys):
     path, _, _ = output
     monkeypatch.setattr(KEDRL, "fit", lambda *_, **__: pytest.fail("fitted again"))
@@ -82,6 +84,7 @@ def test_command__again__computes_nothing(output, monkeypatch, capsys):
     assert {**again, "seconds": 0} == {**before, "seconds": 0}
 
 
+@pytest.mark.slow
 def test_command__directory_of_something_else__is_refused(output, tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("")
     assert main(["study", "expedia", "--output", str(tmp_path)]) == 2
@@ -92,6 +95,7 @@ def test_command__directory_of_something_else__is_refused(output, tmp_path, caps
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_marginals__by_the_paper_map_atoms(output):
     """y = m + s·z of returns of centred rewards, clicks on the nearest observed count, literally."""
     path, _, _ = output
@@ -115,6 +119,7 @@ def test_marginals__by_the_paper_map_atoms(output):
     assert (shift("automatic", encoder) == 0).all()
 
 
+@pytest.mark.slow
 def test_selected_state__has_the_median_score(output):
     path, _, _ = output
     prepared = prepare(path, Request(None, 900, 300, 100, 0), Reporter("none"))
@@ -168,6 +173,7 @@ def test_adamw__ends_with_its_time(small_model):
     assert found["minimum"] < found["objective"] <= found["start"]
 
 
+@pytest.mark.slow
 def test_fits__other_settings__are_other_records(output):
     path, _, _ = output
     assert len(list((path / fits.FITS).iterdir())) == 4

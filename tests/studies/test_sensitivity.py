@@ -7,11 +7,13 @@ import pytest
 from rich.console import Console
 
 from kedrl_dask.cli import main
+from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.studies import sensitivity
 
 pytestmark = pytest.mark.usefixtures("cells_one_by_one")
 
 SMALL = {"n_atoms": 20, "n_basis": 15, "n_landmarks": 25, "n_features": 16, "n_conditioning": 100}
+SMALL |= {"input_kernel": Matern(5.5, 4.5), "n_blocks": 4}
 VALUES = {"n_atoms": [5, 20], "transitions": [300, 600]}
 
 
@@ -28,6 +30,7 @@ def test_cells__change_one_thing_at_a_time():
     assert {cell.settings["parameters"]["n_basis"] for cell in planned} == {15}
 
 
+@pytest.mark.slow
 def test_run__summary_is_the_mean_over_datasets(finished):
     outcome, output = finished
     assert len(outcome.table) == 8
@@ -45,6 +48,7 @@ def test_run__summary_is_the_mean_over_datasets(finished):
     assert (output / "plots" / "sensitivity.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_render__shows_every_size(finished, capsys):
     sensitivity.render(json.loads(json.dumps(finished[0].summary)), Console(width=120))
     shown = capsys.readouterr().out

@@ -107,6 +107,7 @@ def test_run_cells__interrupted_keeps_what_was_done(tmp_path):
     assert runner.run_cells(output, "squares", square, numbered([1, 2, 3])).n_computed == 3 - len(done)
 
 
+@pytest.mark.slow
 def test_run_cells__worker_processes(tmp_path):
     cells = numbered([1, -1, 2, 3])
     records = runner.run_cells(tmp_path / "study", "squares", square, cells, workers=2)
@@ -121,6 +122,7 @@ def die(item):
     return item
 
 
+@pytest.mark.slow
 def test_attempt__a_cell_that_kills_its_workers_fails_alone():
     # By default a task has failed when its fourth worker died; each takes seconds to start.
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), local_cluster(1) as executor:
@@ -227,13 +229,9 @@ def test_rkhs_error__of_independent_returns_falls_as_their_number_grows():
     )
     law = truth.return_law(state, action, PAIR.target)
     samples = law.sample(25, np.random.default_rng(3))
-    squares = [
-        truth.return_law(state[:1], action[:1], PAIR.target).rkhs_error(
-            np.full((1, 25), 1 / 25), sample, kernel, 2**11
-        )[0]
-        ** 2
-        for sample in samples
-    ]
+    one = truth.return_law(state[:1], action[:1], PAIR.target)
+    weights = np.full((1, 25), 1 / 25)
+    squares = [one.rkhs_error(weights, sample, kernel, 2**11)[0] ** 2 for sample in samples]
     expected = (kernel.sigma**2 - law.squared_norm(kernel)) / 25
     assert np.mean(squares) == pytest.approx(expected, abs=4 * np.std(squares) / np.sqrt(200))
 
@@ -328,6 +326,7 @@ def finished(tmp_path_factory):
     return outcome, output, given
 
 
+@pytest.mark.slow
 def test_run__files(finished):
     _, output, _ = finished
     expected = {"study.json", "cells", "points.csv", "fits.csv", "results.zarr", "summary.json", "plots"}
@@ -337,6 +336,7 @@ def test_run__files(finished):
     assert {path.stem for path in (output / "plots").iterdir()} == drawn
 
 
+@pytest.mark.slow
 def test_run__tables_hold_the_records(finished):
     outcome, output, _ = finished
     table = pd.read_csv(output / "points.csv")
@@ -354,6 +354,7 @@ def test_run__tables_hold_the_records(finished):
     assert np.isfinite(stored["ratio_correlation"].sel(profile="paper-exact")).all()
 
 
+@pytest.mark.slow
 def test_run__summary_averages_replicates_then_points(finished):
     outcome, _, _ = finished
     first = outcome.summary["results"][0]
@@ -365,6 +366,7 @@ def test_run__summary_averages_replicates_then_points(finished):
     assert first["rmse_over_paper"] == pytest.approx(at_points.mean() / 0.0255)
 
 
+@pytest.mark.slow
 def test_run__again_computes_nothing_and_more_replicates_only_those(finished):
     outcome, output, given = finished
     again = study.run(output, replicates=2, monte_carlo=3, draw=False, **given)
@@ -376,6 +378,7 @@ def test_run__again_computes_nothing_and_more_replicates_only_those(finished):
     assert (more.summary["cells"], more.summary["computed"]) == (3, 1)
 
 
+@pytest.mark.slow
 def test_tables__missing_cells_are_nan(finished):
     outcome, _, _ = finished
     records = runner.Records(outcome.records.done[:3], {}, 3)
@@ -386,6 +389,7 @@ def test_tables__missing_cells_are_nan(finished):
     assert int(np.isnan(found["rmse"]).sum()) == 10
 
 
+@pytest.mark.slow
 def test_figures__show_every_box(finished):
     outcome, _, _ = finished
     figure = figures.errors(outcome.points)
@@ -480,6 +484,7 @@ def test_command__foreign_directory(tmp_path, capsys):
     assert "is not empty and holds no study" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_module__ctrl_c_keeps_finished_cells(tmp_path):
     """The real thing, with worker processes: a signal, one line, and no data left behind."""
     output = tmp_path / "out"

@@ -239,7 +239,8 @@ def test_job_script__what_is_left_out_is_the_sites(kind):
 
 def test_jobs__the_import_leaves_interrupts_alone():
     code = (
-        "import signal; from kedrl_dask.engine.execute import describe_cluster, job_script; "
+        "import signal; from kedrl_dask.engine.clusters.descriptions import describe_cluster; "
+        "from kedrl_dask.engine.clusters.jobqueue import job_script; "
         "job_script(describe_cluster({'kind': 'slurm', 'cores': 1, 'memory': '1GiB'})); "
         "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     )

@@ -430,7 +430,7 @@ def test_writer__close_twice_is_harmless(tmp_path):
         writer.append(**DATA)
 
 
-@pytest.mark.parametrize("chunk_rows", [2, 5, 100])
+@pytest.mark.parametrize("chunk_rows", [2, 3, 5, 100])
 def test_appender__failure_leaves_the_committed_rows(tmp_path, chunk_rows):
     store = TransitionStore.from_arrays(tmp_path / "s", **DATA, chunk_rows=chunk_rows)
     more = make_data([7, 6], first_episode=6, seed=3)
@@ -621,7 +621,7 @@ def test_sample__is_a_sorted_subset_and_ignores_chunks(tmp_path):
 def test_sample__every_transition_is_equally_likely(tmp_path, n):
     data = make_data([1, 3, 2, 4, 2], terminal=[0, 2])
     store = TransitionStore.from_arrays(tmp_path / "s", **data)
-    rng, draws = np.random.default_rng(0), 120
+    rng, draws = np.random.default_rng(0), 300
     counts = np.zeros(store.n_rows)
     for _ in range(draws):
         counts[store.sample(n, rng).rows] += 1

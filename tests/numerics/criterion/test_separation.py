@@ -16,9 +16,11 @@ from kedrl_dask.numerics.criterion.separation_test import (
     SeparationWarning,
     separation,
 )
+from kedrl_dask.numerics.kernels.matern import Matern
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
-SIZES = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 150, "n_features": 64, "n_conditioning": 3_000}
+SIZES = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 150, "n_features": 64, "n_conditioning": 1_500}
+KERNELS = {"input_kernel": Matern(5.5, 4.5), "return_kernel": PAIR.settings.kernel}
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +32,7 @@ def fitted(tmp_path_factory):
         if (system, construction) not in made:
             path = tmp_path_factory.mktemp("systems") / "store"
             store = simulation.write(path, PAIR, n, system=simulation.SYSTEMS[system])
-            model = KEDRL(
-                simulation.DISCOUNT, construction=construction, return_kernel=PAIR.settings.kernel, **SIZES
-            )
+            model = KEDRL(simulation.DISCOUNT, construction=construction, **KERNELS, **SIZES)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", SeparationWarning)
                 model.fit(store, PAIR.target, executor=ThreadExecutor(2), progress="none")
@@ -57,6 +57,7 @@ def rmse(model, system):
     return truth.embedding_errors(model.embed(*points, at=at), expected)["rmse"].mean()
 
 
+@pytest.mark.slow
 def test_reward_in_state__paired_error_is_at_most_half(fitted):
     separated, paired = fitted("reward-in-state", "separated"), fitted("reward-in-state", "paired")
     assert paired[1] <= 0.5 * separated[1]
@@ -68,6 +69,7 @@ def test_reward_in_state__paired_error_is_at_most_half(fitted):
         assert found["difference"] > found["noise"]
 
 
+@pytest.mark.slow
 def test_independent_noise__constructions_agree_within_sampling_error(fitted):
     separated, paired = fitted("paper", "separated"), fitted("paper", "paired")
     assert max(separated[1], paired[1]) < 0.015
@@ -80,6 +82,7 @@ def test_independent_noise__constructions_agree_within_sampling_error(fitted):
         assert model.diagnostics_["separation"]["recommends"] == "separated"
 
 
+@pytest.mark.slow
 def test_termination__every_episode_ends(fitted):
     """Episodic data, in both constructions, against Monte Carlo returns."""
     for construction in ("separated", "paired"):
