@@ -112,6 +112,7 @@ def test_library__known_to_few_modules(library, owners):
 
 def test_dependencies__every_import_is_declared():
     declared = {
+        "IPython",  # where a notebook runs it is there: the extra notebooks, through ipykernel
         "bokeh",
         "dask",
         "dask_jobqueue",  # where clusters ask for it: the extra jobqueue

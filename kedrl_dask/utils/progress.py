@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ logger = logging.getLogger("kedrl_dask")
 Advance = Callable[..., None]
 #: Seconds between the log lines of one stage.
 LOG_INTERVAL = 10.0
+#: Seconds between two drawings of a bar in a notebook.
+NOTEBOOK_INTERVAL = 0.25
 
 
 def _unnoted(event: str, **facts: object) -> None:
@@ -76,7 +80,8 @@ class Reporter:
             TimeElapsedColumn(),
             TextColumn("{task.fields[remark]}"),
         )
-        with Progress(*columns, console=self._console) as bars:
+        bars = Progress(*columns, console=self._console)
+        with _shown_in_notebook(bars) if self._console.is_jupyter else bars:
             task = bars.add_task(name, total=total, remark="")
 
             def advance(amount: int = 1, remark: str = "") -> None:
@@ -86,7 +91,6 @@ class Reporter:
             done = bars.tasks[0].completed
             # A stage that ended early, as a solver does, is full; one without steps has none to count.
             bars.update(task, total=done or 1, completed=done or 1)
-            bars.refresh()  # in a notebook its end would not be drawn
 
     @contextmanager
     def _log(self, name: str, total: int | None) -> Iterator[Advance]:
@@ -109,3 +113,30 @@ class Reporter:
     @contextmanager
     def _silence(self, name: str, total: int | None) -> Iterator[Advance]:
         yield lambda amount=1, remark="": None
+
+
+@contextmanager
+def _shown_in_notebook(bars: Progress) -> Iterator[None]:
+    """Show bars as an output that is drawn again and again.
+
+    Rich itself would use an output widget, which the front end answers. Answers that arrive while a cell ends
+    can make programs that run notebooks (nbclient, nbconvert, papermill) miss the end and wait for ever.
+    """
+    from IPython.display import display
+
+    shown = display(bars, display_id=True)
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(NOTEBOOK_INTERVAL):
+            shown.update(bars)
+
+    # In this context, so that it draws below this cell.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(draw,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        shown.update(bars)

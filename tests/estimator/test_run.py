@@ -452,11 +452,13 @@ def test_disk_full__stops_in_order_and_goes_on(store, policy, undisturbed, tmp_p
 STOPPED_FIT = """
 import sys, time
 from pathlib import Path
-from kedrl_dask import KEDRL, criterion, policies, streaming
+from kedrl_dask import KEDRL, policies
+from kedrl_dask.estimator.fit import streaming
+from kedrl_dask.numerics.criterion import separated
 from kedrl_dask.utils.process import check_abandoned
-from tests.test_runs import KINDS, SIZES
+from tests.estimator.test_run import KINDS, SIZES
 store, run, stage, n = sys.argv[1:]
-module, name = (criterion, "value_and_gradient") if stage == "solver" else (streaming, "write_block")
+module, name = (separated, "value_and_gradient") if stage == "solver" else (streaming, "write_block")
 function, calls = getattr(module, name), []
 def waiting(*arguments):
     calls.append(1)
