@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -60,6 +61,16 @@ def make_episodes(n_episodes=8, length=6, p=2, q=1, d=2, seed=0, n_terminated=0)
             columns["terminated"].append(episode < n_terminated and step == length - 1)
             state = 0.6 * state + 0.3 * action[0] + 0.4 * rng.standard_normal(p)
     return {name: np.array(values) for name, values in columns.items()}
+
+
+def end_worker():
+    """End the worker process that this runs in, after its nanny has seen it start.
+
+    Dask gives a new worker tasks before its nanny knows that it is there. One that ends in between is
+    never replaced.
+    """
+    time.sleep(1.0)
+    os._exit(1)
 
 
 @pytest.fixture

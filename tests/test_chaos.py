@@ -22,6 +22,7 @@ def assert_right(tally, n):
     assert not tally.failures
 
 
+@pytest.mark.slow
 def test_kill__driver_and_all_workers(undisturbed, tmp_path):
     victims = ("driver", "all workers")  # in the solver, and in the streaming pass
     assert_right(run_kills(tmp_path, undisturbed, 2, seed=23, kinds=("separated",), victims=victims), 2)
@@ -39,6 +40,7 @@ def test_dying_workers__every_fit_comes_to_the_same_end(undisturbed, tmp_path):
     assert_right(tally, len(MODES))
 
 
+@pytest.mark.slow
 def test_corruption__noticed_and_mended_or_named(undisturbed):
     assert_right(run_corruption(undisturbed, 7, seed=3, kinds=("separated",)), 7)
 

@@ -76,6 +76,7 @@ def pod_specs(node):
             yield from pod_specs(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", MANIFESTS)
 def test_manifest__is_valid(document):
     validate(document)

@@ -39,6 +39,7 @@ def run(tmp_path):
     return execute
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_progress__bars_come_to_their_end_in_a_notebook(run):
     """As an output that is drawn again: answers of widgets make nbclient miss the end of a cell."""

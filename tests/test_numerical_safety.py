@@ -288,6 +288,7 @@ def test_fit__solver_that_does_not_converge_warns(tmp_path):
     assert any("not the minimiser" in str(line.message) for line in said)
 
 
+@pytest.mark.slow
 def test_fit__answers_do_not_depend_on_units(tmp_path):
     """Coefficients of data in other units are the same: nothing is lost between 1e-60 and 1e60."""
     found = []

@@ -186,12 +186,14 @@ def reachable_ports():
     }
 
 
+@pytest.mark.slow
 def test_local_cluster__on_loopback_cannot_be_reached():
     with local_cluster(1) as executor:
         assert executor.map(abs, [-1]) == [1]
         assert not reachable_ports()
 
 
+@pytest.mark.slow
 def test_local_cluster__off_loopback_speaks_tls(address):
     with local_cluster(1, host=address) as executor:
         client = executor._client
@@ -214,6 +216,7 @@ def test_default_executor__of_a_plain_cluster_warns(address):
         default_executor()
 
 
+@pytest.mark.slow
 def test_certificates__given_ones_are_used_even_on_loopback(certificates):
     with local_cluster(1, certificates=Certificates(*certificates)) as executor:
         assert executor._client.scheduler.address.startswith("tls://127.0.0.1:")

@@ -111,6 +111,7 @@ def test_main__bad_usage(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_run__files(finished):
     outcome, output = finished
     assert {entry.name for entry in output.iterdir()} == {
@@ -182,6 +183,7 @@ def test_settings__paper_profiles_take_the_pair_s_table(name):
     assert exact == paper | {"solver": "pcg"}
 
 
+@pytest.mark.slow
 def test_demo__tables(small, tmp_path, capsys):
     assert cli.main(["demo", "--output", str(tmp_path / "out"), "--pair", "gaussian-uniform"]) == 0
     out, err = capsys.readouterr()
@@ -193,6 +195,7 @@ def test_demo__tables(small, tmp_path, capsys):
     assert small[0]["workers"] == 0
 
 
+@pytest.mark.slow
 def test_demo__json_alone_on_stdout(small, finished, tmp_path, capsys):
     assert cli.main(["demo", "--json", "--output", str(tmp_path / "out"), "--seed", "2"]) == 0
     summary = json.loads(capsys.readouterr().out)
@@ -260,6 +263,7 @@ def test_demo__overwrite_refuses_what_is_no_demo(content, tmp_path, capsys):
     assert {entry.name: entry.read_text() for entry in tmp_path.iterdir()} == content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["fit", "save"])
 def test_demo__interrupted_leaves_nothing(stage, small, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(KEDRL, stage, raiser(KeyboardInterrupt()))

@@ -153,6 +153,7 @@ def test_load_policy__nothing_is_unpickled(tmp_path):
         load_policy(tmp_path / "p.npz")
 
 
+@pytest.mark.slow
 def test_fit__by_file_by_options_and_again(config, policy, capsys):
     folder = config.parent
     assert main(["fit", str(config), "--json"]) == 0

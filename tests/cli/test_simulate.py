@@ -307,6 +307,7 @@ runpy.run_module("kedrl_dask", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 def test_module__ctrl_c(tmp_path):
     """The real thing: a signal when chunks have been written, one line, no traceback, nothing left."""
     path = tmp_path / "new" / "store"

@@ -72,6 +72,7 @@ def value(table, column="value", **where):
     return table[column].iloc[0]
 
 
+@pytest.mark.slow
 def test_table__has_the_summaries_of_each_fit(comparison, fits):
     table = comparison.table
     assert len(table) == 2 * 3 * 2 * (1 + 1 + 5 + 1)
@@ -137,6 +138,7 @@ def test_dominance__by_hand():
     np.testing.assert_array_equal(dominance(below), [1, -1, 0, 0])
 
 
+@pytest.mark.slow
 def test_same_policy__has_no_differences(store):
     found = run(store, {"a": POLICY, "b": POLICY, "c": OTHER}, n_replicates=2)
     same = found.differences.query("minuend == 'b' and subtrahend == 'a'")
@@ -296,6 +298,7 @@ def test_distance__is_that_of_the_embeddings(comparison, fits):
     assert list(comparison.distance["minuend"]) == ["clk"] * 3
 
 
+@pytest.mark.slow
 def test_average__is_the_law_from_the_initial_states(store):
     found = run(store, at=(STATE, None), average=True, n_replicates=2)
     law = found.models["clk"].embedding(STATE, OTHER).average().recover()
@@ -306,6 +309,7 @@ def test_average__is_the_law_from_the_initial_states(store):
     assert len(found.differences) == 2 * (1 + 1 + 5 + 1)
 
 
+@pytest.mark.slow
 def test_replicates__a_few_inputs_at_a_time_give_the_same(comparison, store, place, monkeypatch):
     """Memory does not grow with the number of inputs."""
     monkeypatch.setattr("kedrl_dask.comparison.compare.DRAWN_ELEMENTS", 1)
@@ -410,6 +414,7 @@ def test_compare__needs_an_estimator(store):
         compare(store, POLICIES, (STATE, ACTION), 0.6)
 
 
+@pytest.mark.slow
 def test_policy__of_another_kind_is_compared_too(store):
     policy = policies.Function(lambda s, rng: 0.2 * s[:, :1] + 0.3 * rng.standard_normal((len(s), 1)))
     found = run(store, {"rev": POLICY, "drawn": policy}, at=(STATE, None), n_replicates=2)

@@ -112,6 +112,7 @@ def test_bootstrap__needs_no_pass_where_the_fit_left_its_sums(store, policy, ker
     np.testing.assert_array_equal(again.coefficients, expected.coefficients)
 
 
+@pytest.mark.slow
 def test_apply__standard_errors_intervals_and_differences(model, store, policy, kernels):
     other_policy = policies.Gaussian(policy.weights, bias=0.5, scale=0.3)
     other = fitted(store, other_policy, kernels)

@@ -181,6 +181,7 @@ def test_fit__grown_equals_recomputed(tmp_path, policy, base, given, summed):
     assert added.diagnostics_["design"] == made.diagnostics_["data"]
 
 
+@pytest.mark.slow
 def test_fit__blocks_of_any_division_give_the_same(tmp_path, policy):
     """The same design on the same rows, in other blocks: only rounding differs."""
     data = make_episodes(N_EPISODES, LENGTH)
@@ -189,6 +190,7 @@ def test_fit__blocks_of_any_division_give_the_same(tmp_path, policy):
     np.testing.assert_allclose(eight, three, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_fit__second_growth_adds_its_own_rows_only(tmp_path, policy, summed):
     data = make_episodes(N_EPISODES, LENGTH)
     path, cache = tmp_path / "store", tmp_path / "cache"

@@ -97,6 +97,7 @@ def test_fit__only_discount_and_policy(store, policy):
     assert held_out["bellman_risk"] < 0.01
 
 
+@pytest.mark.slow
 def test_fit__repeats_exactly(store, policy, automatic):
     """On another number of threads too."""
     again = fit(store, policy, ThreadExecutor(1), **AUTO)
@@ -165,6 +166,7 @@ def test_cache__next_discount_reuses_sums(store, policy, cache):
     np.testing.assert_array_equal(later.coefficients_, fit(store, policy, discount=0.8).coefficients_)
 
 
+@pytest.mark.slow
 def test_cache__other_data_or_settings_are_told_apart(store, policy, model, cache, tmp_path):
     other = TransitionStore.from_arrays(tmp_path / "other", **make_episodes(30, 9, seed=5))
     for data, settings in ((other, {}), (store, {"n_basis": 9}), (store, {"random_state": 3})):
@@ -343,6 +345,7 @@ def test_choose_mass_penalty__auto_is_the_variance_of_the_return_kernel():
     assert choose_mass_penalty(0, Matern(5.5, 1.0, 3.0)) == 0.0
 
 
+@pytest.mark.slow
 def test_fit__automatic_penalties_make_coefficients_free_of_the_kernels_amplitude(store, policy):
     given = {"precision": "double", "n_blocks": 2}
     fits = [

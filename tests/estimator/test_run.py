@@ -82,6 +82,7 @@ def events(run, name=None):
     return [line for line in lines if name in (None, line["event"])]
 
 
+@pytest.mark.slow
 def test_run__leaves_what_can_be_inspected(store, policy, undisturbed, tmp_path):
     run = tmp_path / "run"
     model = fit(store, policy, run)
@@ -147,6 +148,7 @@ MOMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "n"), MOMENTS)
 def test_resume__same_coefficients_wherever_it_was_interrupted(
     kind, name, n, data, policy, undisturbed, tmp_path
@@ -338,6 +340,7 @@ def other_actions(state, rng):
     return 0.3 * state[:, :1] + rng.normal(size=(len(state), 1))
 
 
+@pytest.mark.slow
 def test_policy_of_code__is_given_again(store, tmp_path):
     run, policy = tmp_path / "run", policies.Function(random_actions)
     with pytest.MonkeyPatch.context() as patch:

@@ -65,6 +65,7 @@ def check_labels(figure, tmp_path):
     return [axes for axes in figure.axes if axes.axison and axes.get_label() != "<colorbar>"]
 
 
+@pytest.mark.slow
 def test_convergence__pcg(model, tmp_path):
     left, right = check_labels(plots.convergence(model), tmp_path)
     line = right.lines[0]

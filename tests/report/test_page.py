@@ -64,6 +64,7 @@ def text_of(path):
     return path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_page__is_one_file_that_fetches_nothing(page):
     text = text_of(page)
     assert "default-src 'none'" in text
@@ -309,6 +310,7 @@ def data_of(browser, source):
     return {name: np.array(values, dtype=object if name == "y" else float) for name, values in data.items()}
 
 
+@pytest.mark.slow
 def test_browser__page_renders_and_responds(browser, page, found):
     visit(browser, page)
     x = found.dataset["thresholds"].values[0]
@@ -351,6 +353,7 @@ def test_browser__page_renders_and_responds(browser, page, found):
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
 
 
+@pytest.mark.slow
 def test_browser__light_dark_and_print(browser, page):
     def paper():
         return browser.execute_script("return getComputedStyle(document.body).backgroundColor")

@@ -150,6 +150,7 @@ def _equals_a_full_fit(config, folder):
         np.testing.assert_allclose(found.embed(**asked), values, rtol=0, atol=1e-8 * np.abs(values).max())
 
 
+@pytest.mark.slow
 def test_evaluate__settings_changed_and_data_replaced(config, capsys):
     schedule = load_schedule(config)
     config.write_text(PLAIN)
@@ -175,6 +176,7 @@ def test_evaluate__settings_changed_and_data_replaced(config, capsys):
     assert found.n_checked == 0
 
 
+@pytest.mark.slow
 def test_evaluate__killed_in_the_middle_is_begun_again(config, capsys, monkeypatch):
     config.write_text(PLAIN)
     schedule = load_schedule(config)

@@ -140,6 +140,7 @@ def squares(number):
     return number**2
 
 
+@pytest.mark.slow
 def test_fit__a_worker_job_is_cancelled_in_the_middle(slurm, data, certificates):
     """It ends all the same, as a local fit does; the job is replaced, and none is left."""
     names = dict(zip(("authority", "certificate", "private_key"), map(str, certificates), strict=True))
@@ -187,6 +188,7 @@ def test_watchdog__pending_and_running_jobs_are_cancelled(slurm, tmp_path, numbe
     assert queue(slurm) == []
 
 
+@pytest.mark.slow
 def test_fit__interrupted_while_it_waits(slurm, data):
     """Ctrl-C cancels the jobs, those that wait too."""
     for node in control.NODES:

@@ -56,6 +56,7 @@ def outcome(output):
     return coverage.run(output, replicates=2, **SETTINGS, **SMALL)
 
 
+@pytest.mark.slow
 def test_run__counts_what_the_cells_found(outcome):
     assert outcome.summary["cells"] == 2
     found = [result["cvar"] for _, result in outcome.records.done]

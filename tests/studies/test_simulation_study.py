@@ -23,6 +23,7 @@ from kedrl_dask.numerics.kernels.spectral import frequencies
 from kedrl_dask.studies import cell as comparison
 from kedrl_dask.studies import figures, profiles, runner, tables
 from kedrl_dask.studies import simulation as study
+from tests.conftest import end_worker
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 SIZES = {"n_atoms": 20, "n_basis": 25, "n_landmarks": 30, "n_features": 32}
@@ -118,7 +119,7 @@ def test_run_cells__worker_processes(tmp_path):
 
 def die(item):
     if item == 1:
-        os._exit(1)
+        end_worker()
     return item
 
 
@@ -265,6 +266,7 @@ def test_unshifted_risk__is_the_formula_without_h_and_g(fitted):
     np.testing.assert_allclose(comparison.unshifted_risk(model, state, action), expected, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_compare__metrics_are_those_of_the_fit(fitted, tmp_path):
     model, _ = fitted
     parameters = comparison.parameters_of("uniform-gaussian", "auto", 0, **FAST)
@@ -416,6 +418,7 @@ ONE = ["--pairs", "uniform-gaussian", "--profiles", "auto", "--replicates", "1",
 ONE += ["--workers", "0", "--no-plots"]
 
 
+@pytest.mark.slow
 def test_command__table_beside_the_paper(small, tmp_path, capsys):
     assert cli.main(["study", "simulation", "--output", str(tmp_path / "out"), *ONE]) == 0
     out = capsys.readouterr().out
@@ -431,6 +434,7 @@ def test_command__table_beside_the_paper(small, tmp_path, capsys):
     assert "…" not in out
 
 
+@pytest.mark.slow
 def test_command__json(small, tmp_path, capsys):
     arguments = ["study", "simulation", "--json", "--output", str(tmp_path / "out"), *ONE]
     assert cli.main(arguments) == 0
@@ -439,6 +443,7 @@ def test_command__json(small, tmp_path, capsys):
     assert math.isfinite(summary["results"][0]["points"]["mmd"]["mean"])
 
 
+@pytest.mark.slow
 def test_command__failed_cell(small, tmp_path, capsys, monkeypatch):
     compute = comparison.compare
 

@@ -156,6 +156,7 @@ def test_open__threads_none_and_address(monkeypatch):
         pass
 
 
+@pytest.mark.slow
 def test_open__local_and_its_address_from_the_environment():
     with open_cluster(Local(workers=1)) as executor:
         assert executor.map(abs, [-1, 2]) == [1, 2]
@@ -237,6 +238,7 @@ def test_job_script__what_is_left_out_is_the_sites(kind):
     assert "--lifetime 1440s" in script  # of half an hour, dask-jobqueue's own default
 
 
+@pytest.mark.slow
 def test_jobs__the_import_leaves_interrupts_alone():
     code = (
         "import signal; from kedrl_dask.engine.clusters.descriptions import describe_cluster; "
@@ -333,6 +335,7 @@ def test_open__jobs_interrupted_as_they_are_submitted(tmp_path, programs, interr
     assert (tmp_path / "cancelled").read_text() == "12\n"
 
 
+@pytest.mark.slow
 def test_open__local_interrupted_as_it_opens(interrupted_clients):
     assert_interrupted(Local(workers=1), interrupted_clients)
 

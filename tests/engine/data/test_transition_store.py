@@ -327,6 +327,7 @@ def assert_equal_stores(found, whole):
     found.verify()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::kedrl_dask.engine.data.transition_store.DataWarning")
 @given(data=st.data())
 @settings(max_examples=12, deadline=None)
@@ -475,6 +476,7 @@ def test_appender__failure_at_any_stage_of_the_commit(tmp_path, monkeypatch, sta
     assert_same_rows(stored(store), {n: np.concatenate((DATA[n], more[n]))[: store.n_rows] for n in NAMES})
 
 
+@pytest.mark.slow
 def test_writer__killed_process(tmp_path):
     """Of a new store and of one that grows, in one process."""
     TransitionStore.from_arrays(tmp_path / "old", **DATA, chunk_rows=4)
@@ -617,6 +619,7 @@ def test_sample__is_a_sorted_subset_and_ignores_chunks(tmp_path):
             assert_transitions_are(sample, data, rows[chosen], successors[chosen])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 6])
 def test_sample__every_transition_is_equally_likely(tmp_path, n):
     data = make_data([1, 3, 2, 4, 2], terminal=[0, 2])

@@ -16,6 +16,7 @@ def addresses(number, array, offset):
     return [x.ctypes.data % 16 for x in (array, offset["inside"])], np.ones(number, np.float32)
 
 
+@pytest.mark.slow
 def test_arrays__are_aligned_wherever_they_travelled():
     """Of any size, small enough to go along with the task: cut out of a message they would lie anywhere."""
     with local_cluster(1) as executor:

@@ -21,7 +21,7 @@ from kedrl_dask.engine.execute.dask_client import PIECE_BYTES, DistributedExecut
 from kedrl_dask.engine.execute.default import default_executor
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.utils.process import Stopped
-from tests.conftest import LOOPBACK
+from tests.conftest import LOOPBACK, end_worker
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,7 @@ def blas_threads(_):
     return max(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
 
 
+@pytest.mark.slow
 def test_map__results_in_order_of_items(executor):
     done = []
     result = executor.map(slow_square, range(6), 1, advance=lambda: done.append(1))
@@ -137,7 +138,7 @@ def kill_own_worker_once(x, marker):
     if x == 1 and not os.path.exists(marker):
         with open(marker, "w"):
             pass
-        os._exit(1)
+        end_worker()
     return 10 * x
 
 
@@ -164,7 +165,7 @@ def test_distributed__lost_worker_is_recomputed(mortal_cluster, tmp_path):
 
 def kill_worker_at_two(x):
     if x == 2:
-        os._exit(1)
+        end_worker()
     return x
 
 
@@ -236,6 +237,7 @@ def test_error__names_the_task(executor):
     assert "in fail_at_two on 2" in caught.value.__notes__
 
 
+@pytest.mark.slow
 def test_distributed__no_workers_for_too_long(monkeypatch):
     monkeypatch.setattr("kedrl_dask.engine.execute.dask_client.LOOK_EVERY", 0.1)
     with (
@@ -252,6 +254,7 @@ def test_distributed__no_workers_for_too_long(monkeypatch):
         starter.join()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_distributed__scheduler_is_gone(tmp_path):
     file = tmp_path / "scheduler.json"

@@ -177,6 +177,7 @@ def test_names_and_times__are_numbered_in_their_order(tmp_path, frame, expected,
         assert_episodes_numbered(TransitionStore.from_table(tmp_path / f"{number}", path, **given), expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), n_files=st.integers(1, 4))
 def test_order_of_rows__does_not_matter(tmp_path_factory, seed, n_files):
@@ -324,6 +325,7 @@ def linear_table(seed=0, n_episodes=40, length=6):
     return pd.DataFrame(rows, columns=["id", "t", "u", "v", "a", "r1", "r2"])
 
 
+@pytest.mark.slow
 def test_standardisation__is_that_of_the_columns_with_every_output_inverted(tmp_path):
     """Beside a fit on columns that are standardised by hand, and whose answers are inverted by hand."""
     table = linear_table()

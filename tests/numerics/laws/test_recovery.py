@@ -160,6 +160,7 @@ def test_certified__objective_is_never_above_that_of_adam(given):
     assert (found.weights >= 0).all()
 
 
+@pytest.mark.slow
 def test_simulation__marginals_are_near_the_truth(tmp_path):
     """What ``python -m tests.benchmarks.recovery`` prints, from fewer data and a smaller fit."""
     sizes = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 100, "n_features": 64, "n_conditioning": 400}

@@ -415,6 +415,7 @@ def test_regressor__refuses_what_defines_no_policy(make, message):
         make()
 
 
+@pytest.mark.slow
 def test_fit__with_a_regressor_is_that_with_its_numbers(small_store, kernels):
     fixed = {"input_kernel": kernels[0], "return_kernel": kernels[1], "ridge_gamma": 1e-3}
     sizes = {"n_atoms": 8, "n_basis": 8, "n_landmarks": 10, "n_features": 16, "n_blocks": 2}

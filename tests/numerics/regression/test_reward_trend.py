@@ -262,6 +262,7 @@ REWARDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", REWARDS)
 def test_auto__takes_the_trend_where_it_predicts_better(policy, tmp_path, chosen):
     """The other reward is zero but for a few states, and a line through these is wrong for all others."""
@@ -336,6 +337,7 @@ def test_fit__chunks_and_executor_do_not_matter(larger, policy):
     close(third, second, 1e-10)
 
 
+@pytest.mark.slow
 def test_cache__only_what_the_trend_changes_is_made_again(larger, policy, linear, without, place, tmp_path):
     cache = shutil.copytree(place / "cache", tmp_path / "cache")
     before = {path.name for path in cache.iterdir()}

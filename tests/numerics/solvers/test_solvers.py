@@ -181,6 +181,7 @@ def test_coordinates__share_of_the_trace_that_a_surrogate_sees(monkeypatch):
     assert Coordinates.build(0 * moment, np.eye(2), 1e-3).seen_share == 1
 
 
+@pytest.mark.slow
 def test_objective__flat_spectrum__has_no_surrogate(small_store, policy, monkeypatch):
     """Where the leading directions say little, conjugate gradients go without; the minimum is the same."""
     points = small_store.transitions().inputs
