@@ -6,13 +6,16 @@ import datetime
 import os
 import signal
 import time
+from contextlib import contextmanager
 
+import dask
 import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from distributed import Client, LocalCluster
 
 from kedrl_dask import Matern, TransitionStore, policies
 from kedrl_dask.engine.execute.threads import ThreadExecutor
@@ -64,13 +67,26 @@ def make_episodes(n_episodes=8, length=6, p=2, q=1, d=2, seed=0, n_terminated=0)
 
 
 def end_worker():
-    """End the worker process that this runs in, after its nanny has seen it start.
-
-    Dask gives a new worker tasks before its nanny knows that it is there. One that ends in between is
-    never replaced.
-    """
+    """End the worker process that this runs in, after a moment: see :func:`mortal_workers`."""
     time.sleep(1.0)
     os._exit(1)
+
+
+@contextmanager
+def mortal_workers(n_workers, **config):
+    """Client of a cluster whose workers end in tests, and are replaced.
+
+    Dask gives a new worker tasks before its nanny knows that it is there. A nanny never replaces one that
+    ends in between; an adaptive cluster does.
+    """
+    given = {"distributed.deploy.lost-worker-timeout": "1 s", **config}
+    with (
+        dask.config.set(given),
+        LocalCluster(n_workers=n_workers, threads_per_worker=1, **LOOPBACK) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        cluster.adapt(minimum=n_workers, maximum=n_workers, interval="200 ms")
+        yield client
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import dask
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,13 +16,13 @@ import xarray as xr
 
 from kedrl_dask import KEDRL, cli
 from kedrl_dask.datasets import benchmark_points, simulation, truth
-from kedrl_dask.engine.clusters.local import local_cluster
+from kedrl_dask.engine.execute.dask_client import DistributedExecutor
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import frequencies
 from kedrl_dask.studies import cell as comparison
 from kedrl_dask.studies import figures, profiles, runner, tables
 from kedrl_dask.studies import simulation as study
-from tests.conftest import end_worker
+from tests.conftest import end_worker, mortal_workers
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 SIZES = {"n_atoms": 20, "n_basis": 25, "n_landmarks": 30, "n_features": 32}
@@ -126,8 +125,8 @@ def die(item):
 @pytest.mark.slow
 def test_attempt__a_cell_that_kills_its_workers_fails_alone():
     # By default a task has failed when its fourth worker died; each takes seconds to start.
-    with dask.config.set({"distributed.scheduler.allowed-failures": 0}), local_cluster(1) as executor:
-        first, second, third = executor.attempt(die, [0, 1, 2])
+    with mortal_workers(1, **{"distributed.scheduler.allowed-failures": 0}) as client:
+        first, second, third = DistributedExecutor(client).attempt(die, [0, 1, 2])
     assert (first, third) == (0, 2)
     assert type(second).__name__ == "KilledWorker"
 

@@ -21,7 +21,7 @@ from kedrl_dask.engine.execute.dask_client import PIECE_BYTES, DistributedExecut
 from kedrl_dask.engine.execute.default import default_executor
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.utils.process import Stopped
-from tests.conftest import LOOPBACK, end_worker
+from tests.conftest import LOOPBACK, end_worker, mortal_workers
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +145,7 @@ def kill_own_worker_once(x, marker):
 @pytest.fixture(scope="module")
 def mortal_cluster():
     """A cluster whose workers die in tests, and are replaced."""
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with mortal_workers(2) as client:
         yield client
 
 
@@ -195,11 +192,7 @@ def test_distributed__all_workers_are_lost_at_once(mortal_cluster, monkeypatch):
 @pytest.fixture(scope="module")
 def strict_cluster():
     """A cluster that gives up on a task with the first worker that dies."""
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        LocalCluster(n_workers=2, threads_per_worker=1, **LOOPBACK) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with mortal_workers(2, **{"distributed.scheduler.allowed-failures": 0}) as client:
         yield client
 
 
