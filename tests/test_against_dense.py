@@ -297,6 +297,7 @@ def _literal_ratio(model, store, policy, options):
     return np.where(goes_on, alpha @ dense.gram(kernel, centers, logged), 0.0)
 
 
+@pytest.mark.slow
 def test_ratio__clipped_and_scaled_to_mean_one(store, policy, kernels):
     free = fit(store, policy, kernels, continuation="ratio", ratio=ULSIF(n_centers=7, ridge=1e-4))
     bound = 1.05

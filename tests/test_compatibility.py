@@ -16,6 +16,8 @@ import pytest
 import kedrl_dask
 from kedrl_dask import KEDRL, Matern, TransitionStore, policies
 from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.engine.storage import checkpoints
+from kedrl_dask.numerics.solvers import LBFGS, PCG
 
 SIZES = {
     "input_kernel": Matern(2.5, 1.5), "return_kernel": Matern(5.5, 1.0), "n_atoms": 6, "n_basis": 8,
@@ -73,12 +75,22 @@ def test_cache__serves(written, expected, monkeypatch):
 
 
 def test_run__goes_on_from_its_checkpoint(written, expected):
-    """From the solver's whole state, not from its iterate alone."""
     store = TransitionStore.open(written / "store")
     assert_answers(fit(store, run=written / "run"), expected)
     (restored,) = (event for event in events(written / "run") if event["event"] == "restored")
-    assert restored["whole"]
     assert restored["iteration"] == 3
+
+
+def test_checkpoint__is_known_to_be_of_its_solver(written, monkeypatch):
+    """In its own coordinates, which processors round differently, the whole state of the solver is there."""
+    folder = written / "run" / "checkpoints"
+    with np.load(folder / "states" / "2.npz") as arrays:
+        own, method = arrays[checkpoints.COORDINATES], str(arrays[checkpoints.METHOD])
+    assert method == "kedrl_dask.solvers.pcg"
+    monkeypatch.setattr(checkpoints, "_identity", lambda _: own)
+    kept = checkpoints.Checkpoints(folder, 10.0, lambda *_, **__: None)
+    assert kept.restore(PCG.state_type, None).state is not None
+    assert kept.restore(LBFGS.state_type, None).state is None
 
 
 @pytest.mark.parametrize(

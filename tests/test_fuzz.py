@@ -104,6 +104,7 @@ def files(path):
     return sorted(file for file in path.rglob("*") if file.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", USES)
 @given(data=st.data())
 @QUICK

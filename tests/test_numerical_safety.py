@@ -174,6 +174,7 @@ FITTED = {
 RESAMPLED = ("duplicated inputs", "one constant reward", "every transition terminal", "ratio")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FITTED)
 def test_fit__finite_results(tmp_path, name):
     rows, settings, expected = FITTED[name]

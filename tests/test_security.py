@@ -101,6 +101,7 @@ def test_numba__keeps_machine_code_with_the_package_or_the_user():
     assert any(kept.is_relative_to(place) for place in allowed)
 
 
+@pytest.mark.slow
 def test_numba__does_not_look_in_the_current_directory(tmp_path):
     """A cache that somebody left there is not even opened."""
     trap = tmp_path / "__pycache__"

@@ -204,6 +204,7 @@ def test_demo__json_alone_on_stdout(small, finished, tmp_path, capsys):
     assert summary == json.loads((tmp_path / "out" / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_demo__not_converged(small, tmp_path, capsys, monkeypatch):
     settings = profiles.settings
     monkeypatch.setattr(

@@ -17,6 +17,7 @@ def store(tmp_path_factory):
     return str(TransitionStore.from_arrays(path, **make_episodes(30, 9)).path)
 
 
+@pytest.mark.slow
 def test_plan__table(store, capsys):
     assert main(["plan", store, "--discount", "0.7", "--memory", "2GiB"]) == 0
     out = capsys.readouterr().out

@@ -97,6 +97,7 @@ def test_verbs__each_has_a_module_examples_and_exit_codes(capsys):
     assert "examples:" in said
 
 
+@pytest.mark.slow
 def test_interrupt__during_imports_is_one_line():
     """A module that the command needs is slow to import, and Ctrl-C comes then."""
     code = (

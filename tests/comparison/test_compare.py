@@ -164,6 +164,7 @@ def test_support__is_the_mass_at_the_edges(comparison):
     assert value(frame, "edge_high", **at) == pytest.approx(law.prob(box)[2], abs=1e-12)
 
 
+@pytest.mark.slow
 def test_support__narrow_grid_is_a_finding(store):
     narrow = np.random.default_rng(0).uniform(-0.3, 0.3, (30, 2))
     found = run(store, settings=SETTINGS | {"grid": narrow}, accept=("coverage", "mass", "solver"))
@@ -328,6 +329,7 @@ def test_cluster__gives_the_same_as_threads(comparison, store, place):
     xarray.testing.assert_allclose(found.dataset, run(store, **options).dataset, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_laws_of_states__and_actions_of_their_own(store):
     states = run(store, {"clk": OTHER}, at=(STATE, None))
     assert "input_action" not in states.dataset
@@ -357,6 +359,7 @@ def test_paired__without_intervals(store):
         run(store, settings=settings, n_replicates=4)
 
 
+@pytest.mark.slow
 def test_gate__refuses_before_the_bootstrap_and_records_what_was_accepted(store, monkeypatch):
     monkeypatch.setattr("kedrl_dask.estimator.fitted.findings.TOO_LARGE_OUTSIDE", -1.0)
     with monkeypatch.context() as patch:

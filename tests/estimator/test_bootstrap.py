@@ -80,6 +80,7 @@ def exactly(monkeypatch):
     monkeypatch.setattr("kedrl_dask.estimator.bootstrap.TOLERANCE", 1e-13)
 
 
+@pytest.mark.slow
 def test_replicates__are_fits_of_the_resampled_episodes(any_store, policy, kernels, exactly):
     model = fitted(any_store, policy, kernels)
     found = bootstrap(model, any_store, policy, n_replicates=5)
@@ -89,6 +90,7 @@ def test_replicates__are_fits_of_the_resampled_episodes(any_store, policy, kerne
         close(coefficients, literal(model, any_store, policy, counts))
 
 
+@pytest.mark.slow
 def test_replicates__ratio(any_store, policy, kernels, exactly):
     """The density ratio is that of the fit, scaled to the mean of the episodes that were drawn."""
     options = ULSIF(n_centers=8, ridge=1e-2, clip=1.5)
@@ -101,6 +103,7 @@ def test_replicates__ratio(any_store, policy, kernels, exactly):
     close(found.coefficients[1], literal(model, any_store, policy, found.counts[1], scaled))
 
 
+@pytest.mark.slow
 def test_bootstrap__needs_no_pass_where_the_fit_left_its_sums(store, policy, kernels, tmp_path, monkeypatch):
     model = KEDRL(DISCOUNT, **(exact_settings(store, kernels) | {"n_blocks": 6}))
     model.fit(store, policy, executor=ThreadExecutor(2), cache=tmp_path / "cache", progress="none")
@@ -137,6 +140,7 @@ def test_apply__standard_errors_intervals_and_differences(model, store, policy, 
         draws - unlike.apply(embedding)
 
 
+@pytest.mark.slow
 def test_negative_penalty__replicates_too(store, policy, kernels):
     penalised = fitted(store, policy, kernels, negative_penalty=0.5, solver=LBFGS())
     found = bootstrap(penalised, store, policy, n_replicates=2)
@@ -190,6 +194,7 @@ def test_bootstrap__refuses(model, store, policy, n_replicates):
         bootstrap(model, store, policy, n_replicates=n_replicates)
 
 
+@pytest.mark.slow
 def test_bootstrap__refuses_other_data_paired_and_few_blocks(model, store, policy, kernels, tmp_path):
     other = TransitionStore.from_arrays(tmp_path / "other", **make_episodes(6, 6))
     with pytest.raises(ValueError, match="does not hold the transitions"):

@@ -55,6 +55,7 @@ def test_embed__all_points_as_landmarks_give_the_formula(tmp_path, kernels, prec
         assert mass[i] == pytest.approx(total, abs=tolerance)
 
 
+@pytest.mark.slow
 def test_embed__few_response_landmarks_err_within_the_bound(tmp_path, kernels):
     """|error| ≤ √(σ² − ‖ψ_Z(z)‖²)·Σ|Γ_j|√(σ² − ‖ψ_Z(z_j)‖²), and none at a landmark."""
     store = make_store(tmp_path / "pairs")
@@ -95,6 +96,7 @@ def test_embed__own_points_for_each_input(fitted):
     assert model.embed(NEW[0][:0], NEW[1][:0], at=AT).shape == (0, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["double", "mixed"])
 def test_fit__does_not_depend_on_chunks_or_threads(tmp_path, kernels, precision):
     n = 5_000  # more than two groups of rows

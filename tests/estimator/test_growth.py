@@ -105,6 +105,7 @@ def test_blocks__appending_changes_none_but_the_last(tmp_path):
     assert before[:N_BLOCKS] == episode_blocks(grow(tmp_path / "alone", data, BASE), N_BLOCKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "n_terminated"), [(BASE, 0), (BASE - 4, 4)], ids=["whole episodes", "an episode goes on"]
 )
@@ -211,6 +212,7 @@ def test_fit__second_growth_adds_its_own_rows_only(tmp_path, policy, summed):
     assert not np.allclose(model.coefficients_, other.coefficients_)
 
 
+@pytest.mark.slow
 def test_bootstrap__needs_the_store_as_it_was_seen(tmp_path, policy):
     data = make_episodes(N_EPISODES, LENGTH)
     store = grow(tmp_path / "store", data, BASE, END).grown_from(BASE)

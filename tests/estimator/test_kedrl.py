@@ -109,6 +109,7 @@ def test_fit__repeats_exactly(store, policy, automatic):
 
 
 # Each pair of the three choices occurs.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("continuation", "target", "precision"),
     [
@@ -128,12 +129,14 @@ def test_fit__number_of_chunks_does_not_matter(store, policy, continuation, targ
     assert difference(five, one) < (1e-10 if precision == "double" else 1e-3)
 
 
+@pytest.mark.slow
 def test_precision__mixed_is_close_to_double(store, policy, model):
     assert model.precision == "mixed"
     assert 0 < difference(model, fit(store, policy, precision="double")) < 1e-3
     assert model.solution_.certificate <= 1e-8
 
 
+@pytest.mark.slow
 def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, cache, monkeypatch):
     other = policies.Gaussian(weights=[[0.1], [0.3]], bias=-0.2, scale=0.5)
     cold = fit(store, other)
@@ -184,6 +187,7 @@ def test_cache__code_is_never_found_again(store, tmp_path):
     assert kinds.count("inputs") == 1
 
 
+@pytest.mark.slow
 def test_fit__stored_chunks_do_not_matter(tmp_path, policy, automatic):
     data = make_episodes(n_episodes=30, length=9)
     chunked = TransitionStore.from_arrays(tmp_path / "chunked", **data, chunk_rows=50)
@@ -247,6 +251,7 @@ def test_pcg__objective_not_above_adamw(store, policy, model):
     assert paper.solution_.certificate > model.solution_.certificate
 
 
+@pytest.mark.slow
 def test_automatic_kernels__scales_of_columns_do_not_matter(tmp_path, automatic):
     data = make_episodes(30, 9)
     scaled = dict(data, state=data["state"] * [1000.0, 0.01], reward=data["reward"] * [50.0, 0.02])
@@ -266,6 +271,7 @@ def test_grid__bounded_rewards_fill_the_bellman_box(store, policy):
     assert np.ptp(model.grid_, axis=0) == pytest.approx((high - low) / 0.4, rel=0.3)
 
 
+@pytest.mark.slow
 def test_n_conditioning__some_of_the_inputs(store, policy, automatic):
     few = fit(store, policy, n_conditioning=50, **AUTO)
     assert few.diagnostics_["sizes"]["conditioning"] == 50

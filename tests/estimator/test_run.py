@@ -186,6 +186,7 @@ def test_resume__computes_only_missing_blocks(store, policy, tmp_path, monkeypat
     assert len(seen) == second["missing"]
 
 
+@pytest.mark.slow
 def test_contraction__goes_on_link_by_link(store, policy, tmp_path, monkeypatch):
     monkeypatch.setattr("kedrl_dask.estimator.fit.paired.LINK_GROUPS", 1)
     monkeypatch.setattr("kedrl_dask.engine.plan.partition.GROUP_ROWS", 64)
@@ -366,6 +367,7 @@ def test_directory_of_something_else__refused(store, policy, tmp_path):
         KEDRL.resume(tmp_path / "full")
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_killed_process__are_removed(store, policy, tmp_path):
     run = tmp_path / "run"
     fit(store, policy, run)

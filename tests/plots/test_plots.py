@@ -79,6 +79,7 @@ def test_convergence__pcg(model, tmp_path):
     assert left.get_yscale() == right.get_yscale() == "log"
 
 
+@pytest.mark.slow
 def test_convergence__adamw_shows_batch_gradients(adamw_model, tmp_path):
     _, right = check_labels(plots.convergence(adamw_model), tmp_path)
     assert right.get_title() == "Gradient of the mini-batch"
@@ -250,6 +251,7 @@ def test_compared__refused(two_laws, call, message):
         call(two_laws)
 
 
+@pytest.mark.slow
 def test_density_ratio__ratios_and_effective_sample_size(store, tmp_path):
     kernel = PAIR.settings.kernel
     given = {"input_kernel": kernel, "return_kernel": kernel, "ridge_gamma": 1e-3}

@@ -181,6 +181,7 @@ def test_model__of_a_demonstration_has_its_points(saved, tmp_path):
     np.testing.assert_array_equal(content.dataset["input_action"][0], ACTION)
 
 
+@pytest.mark.slow
 def test_average__is_told(found, place):
     store = TransitionStore.open(place / "data")
     averaged = compare(

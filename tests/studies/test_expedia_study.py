@@ -165,6 +165,7 @@ def test_adamw__in_the_basis_itself__takes_the_steps_of_whitened_coefficients(sm
     np.testing.assert_allclose(state.best, model.coefficients_, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_adamw__ends_with_its_time(small_model):
     fit, points = small_model
     found = adamw_for(fit(), points, seconds=0.3, seed=0)

@@ -253,6 +253,7 @@ def fitted(tmp_path_factory):
     return model.fit(store, PAIR.target, progress="none"), store
 
 
+@pytest.mark.slow
 def test_unshifted_risk__is_the_formula_without_h_and_g(fitted):
     model, _ = fitted
     state, action = benchmark_points.evaluation_points("uniform-gaussian")
@@ -282,6 +283,7 @@ def test_compare__metrics_are_those_of_the_fit(fitted, tmp_path):
     json.dumps(result, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_compare__monte_carlo_spreads_around_the_closed_form(fitted):
     model, _ = fitted
     state, action = (part[:3] for part in benchmark_points.evaluation_points("uniform-gaussian"))

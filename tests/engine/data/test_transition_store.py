@@ -568,6 +568,7 @@ def test_appender__damaged_last_chunk_is_not_written_again(tmp_path):
 # Reading
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::kedrl_dask.engine.data.transition_store.DataWarning")
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)

@@ -194,6 +194,7 @@ def test_choose__kmeans_of_a_sample(store, monkeypatch):
     assert weights.sum() == pytest.approx(1, abs=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coefficients sum to:kedrl_dask.utils.exceptions.NumericalWarning")
 def test_fit__kmeans_of_few_distinct_inputs(tmp_path, policy):
     """Centres without inputs have no weight: the fit is that to the distinct inputs and their shares."""
@@ -262,6 +263,7 @@ def test_save_and_load__same_choice(fitted, store, tmp_path, given):
         np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given", [{"conditioning": Frame()}, {"conditioning": "kmeans", "n_conditioning": 0.1}]
 )

@@ -249,6 +249,7 @@ def test_state_law__random_actions_are_the_same_each_time(model):
     np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.slow
 def test_mmd__two_policies_two_inputs_and_initial_states(model, store):
     other = fit(store, OTHER, n_blocks=3)
     mine, yours = model.embedding(STATE, ACTION), other.embedding(STATE, ACTION)
@@ -308,6 +309,7 @@ def test_dataset__laws_on_other_atoms_are_refused(model, store):
         results.law_dataset(laws)
 
 
+@pytest.mark.slow
 def test_bias__explains_what_smoothing_does_to_a_tail_probability(tmp_path):
     """On the simulation study, where the truth is known: a wide step is off by about the bias reported."""
     pair = simulation.PAIRS["uniform-gaussian"]

@@ -213,6 +213,7 @@ def mixed(larger, policy, kernels):
     return {form: fit(larger, policy, kernels, form, executor=ThreadExecutor(1), **SIZES) for form in FORMS}
 
 
+@pytest.mark.slow
 def test_forms__agree_in_mixed_precision(larger, mixed, policy, kernels):
     double = fit(larger, policy, kernels, "contracted", **(SIZES | {"precision": "double"}))
     for model in mixed.values():

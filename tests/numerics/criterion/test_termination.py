@@ -90,6 +90,7 @@ def test_simulate__burn_in_is_that_of_the_dynamics(data):
         np.testing.assert_array_equal(data[name][first], alone[name])
 
 
+@pytest.mark.slow
 def test_simulate__certain_termination_leaves_one_row_of_each_episode():
     certain = simulation.simulate(PAIR, n_episodes=1_500, n_steps=4_000, burn_in=2, system=CERTAIN)
     np.testing.assert_array_equal(certain["episode"], np.arange(1_500))

@@ -417,6 +417,7 @@ def test_summaries__refused(law, call, message):
         call(law)
 
 
+@pytest.mark.slow
 def test_model__recovers_and_bootstraps(tmp_path, policy, kernels):
     store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(n_episodes=6, length=5))
     given = exact_settings(store, kernels) | {"n_blocks": 6, "conditioning": some_points()}

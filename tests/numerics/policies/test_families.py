@@ -448,6 +448,7 @@ def test_rehearsal__reports_actions_beside_the_logged_ones(small_store):
         rehearse(nowhere, small_store)
 
 
+@pytest.mark.slow
 def test_fit__warns_of_a_policy_far_from_the_data(small_store, kernels):
     far = policies.Gaussian([0.0, 0.0], bias=small_store.statistics["action"]["max"][0] + 0.5, scale=0.1)
     model = KEDRL(

@@ -304,6 +304,7 @@ def test_fit__workers_and_chunks_do_not_matter(ended, policy, kernels):
     close(embedded(fit(ended, policy, kernels, chunk_points=3)), embedded(reference), 1e-9)
 
 
+@pytest.mark.slow
 def test_fit__cache_does_not_matter(fitted, features, store, policy, kernels):
     model, _, cache = fitted
     before = {path.name for path in cache.iterdir()}

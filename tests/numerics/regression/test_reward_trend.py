@@ -97,6 +97,7 @@ def literal_replicate(model, store, policy, points, weights, counts):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_reward_law__new_inputs(store, models):
     """ρ and τ at inputs that no transition has, from N×N weights."""
     model = models[RIDGE_GAMMA]
@@ -131,6 +132,7 @@ def test_minimiser_and_risk__literal(store, policy, models, ridge):
     close(blocks.G, elsewhere.g)
 
 
+@pytest.mark.slow
 def test_replicates__are_fits_of_the_resampled_episodes_around_their_own_trend(
     store, policy, models, monkeypatch
 ):
@@ -142,6 +144,7 @@ def test_replicates__are_fits_of_the_resampled_episodes_around_their_own_trend(
         close(coefficients, oracle.minimiser(coefficients.shape))
 
 
+@pytest.mark.slow
 def test_replicates__around_their_own_trend_up_to_one_over_n(tmp_path):
     """Sums of waves around a trend fitted again, against those of the transitions as they were drawn."""
     pair = simulation.PAIRS["uniform-gaussian"]
@@ -178,6 +181,7 @@ def test_replicates__around_their_own_trend_up_to_one_over_n(tmp_path):
         assert np.linalg.norm(getattr(found, name) - getattr(expected, name)) < 0.15 * changed
 
 
+@pytest.mark.slow
 def test_trend__is_of_all_transitions(tmp_path, monkeypatch):
     """Not of the design's sample alone."""
     monkeypatch.setattr("kedrl_dask.estimator.fit.design.DESIGN_SAMPLE", 200)
@@ -347,6 +351,7 @@ def test_cache__only_what_the_trend_changes_is_made_again(larger, policy, linear
     np.testing.assert_array_equal(warm.coefficients_, linear.coefficients_)
 
 
+@pytest.mark.slow
 def test_save_and_load__same_answers(larger, policy, linear, tmp_path):
     linear.save(tmp_path / "model")
     loaded = KEDRL.load(tmp_path / "model")
