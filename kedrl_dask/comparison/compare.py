@@ -34,12 +34,12 @@ from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recov
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL, Summaries, thresholds
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.numerics.policies.overlap import action_overlap
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, has_control_characters, shown
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["compare"]
 
-Array = npt.NDArray[Any]
 
 #: Outer share of the grid's range on either side, and the mass there above which the grid may cut laws off.
 EDGE, LARGE_EDGE_MASS = 0.05, 0.1

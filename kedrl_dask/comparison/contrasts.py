@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
 
 from kedrl_dask.estimator.bootstrap import Draws
 from kedrl_dask.estimator.fitted.results import text
 from kedrl_dask.numerics.laws.summaries import SUMMARIES, Summaries
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["INTERVAL_PARTS", "contrasts", "dominance", "intervals"]
 
-Array = npt.NDArray[Any]
 
 #: Difference of distribution functions below which they count as equal.
 DOMINANCE_TOLERANCE = 0.01

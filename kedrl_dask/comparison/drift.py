@@ -9,12 +9,12 @@ from math import sqrt
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["Change", "Drift", "compare_results"]
 
-Array = npt.NDArray[Any]
 
 #: Summaries that are compared, each with a threshold of its name.
 SUMMARIES = ("mean", "quantile", "cvar")

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import chi2
 
 from kedrl_dask.datasets import simulation
 from kedrl_dask.numerics.policies.families import LocationScale
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["Support", "evaluation_points", "support"]
 
-Array = npt.NDArray[Any]
 
 #: The first points of the table are the same for every pair.
 N_FIXED = 4

@@ -15,12 +15,12 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.validation import DataError
 from kedrl_dask.engine.storage.directories import PathLike, appearing
 from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_count, check_share, shown
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["collect", "make", "monte_carlo"]
 
-Array = npt.NDArray[Any]
 
 #: Share of a constant reward's return that rewards beyond the last step of a simulated return may have.
 TRUNCATION = 1e-4

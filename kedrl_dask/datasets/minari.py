@@ -6,17 +6,15 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.validation import DataError
 from kedrl_dask.engine.storage.directories import PathLike, appearing
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import shown
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["from_minari"]
-
-Array = npt.NDArray[Any]
 
 
 def from_minari(

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from itertools import count, islice
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.datasets.systems import PAPER_SYSTEM, SYSTEMS, LinearGaussianSystem, System, TerminatingSystem
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.untrusted import require_space
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.policies.families import Gaussian, LocationScale, Logistic, Policy, Uniform
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "DISCOUNT",
@@ -37,7 +36,6 @@ __all__ = [
     "write",
 ]
 
-Array = npt.NDArray[Any]
 
 DISCOUNT = 0.7
 """Discount factor γ of the study (``tab:sim_shared_params``)."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import expit
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "PAPER_SYSTEM",
@@ -22,8 +23,6 @@ __all__ = [
     "TerminatingSystem",
     "covariance_root",
 ]
-
-Array = npt.NDArray[Any]
 
 
 class System(Protocol):

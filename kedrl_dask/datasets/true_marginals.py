@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.datasets.truth import ReturnLaw
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["CentredMarginal"]
 
-Array = npt.NDArray[Any]
 
 #: Half the width of the tabulated range, in standard deviations: the aliases of the inversion lie beyond it.
 REACH = 16.0

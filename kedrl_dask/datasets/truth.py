@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.datasets.simulation import DISCOUNT
 from kedrl_dask.datasets.systems import PAPER_SYSTEM, LinearGaussianSystem, System, covariance_root
@@ -23,6 +22,7 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import frequencies as spectral_frequencies
 from kedrl_dask.numerics.policies.families import LocationScale, Policy
 from kedrl_dask.numerics.policies.noise import Noise
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "MonteCarloEmbedding",
@@ -34,7 +34,6 @@ __all__ = [
     "return_law",
 ]
 
-Array = npt.NDArray[Any]
 
 # Rewards beyond this share of the first one are below what any comparison resolves.
 _NEGLIGIBLE = 1e-8

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
 from kedrl_dask.numerics.solvers import LBFGS, PCG
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number, check_share, shown
 from kedrl_dask.utils.exceptions import NumericalError
 from kedrl_dask.utils.progress import Reporter
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Bootstrap", "Draws", "Interval", "run_bootstrap"]
 
-Array = npt.NDArray[Any]
 
 #: Replicates whose sums are in memory at once.
 BATCH = 10

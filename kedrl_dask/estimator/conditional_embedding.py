@@ -45,6 +45,7 @@ from kedrl_dask.numerics.regression.cross_validation import (
     median_kernel,
     tune_input_kernel,
 )
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number, check_word, is_word, shown
 from kedrl_dask.utils.exceptions import require_finite
 from kedrl_dask.utils.process import driver_blas_threads
@@ -52,7 +53,6 @@ from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["ConditionalEmbedding", "pair_rows"]
 
-Array = npt.NDArray[Any]
 
 KIND = "kedrl conditional embedding"
 

@@ -30,13 +30,12 @@ from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.regression.operators import OperatorBlocks
 from kedrl_dask.numerics.solvers import Solver
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.html import ShownInNotebooks
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["KEDRL"]
-
-Array = npt.NDArray[Any]
 
 
 class KEDRL(ShownInNotebooks, BaseEstimator):

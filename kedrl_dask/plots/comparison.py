@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -14,10 +13,10 @@ from matplotlib.patches import Patch
 
 from kedrl_dask.numerics.laws.summaries import SUMMARIES, seen
 from kedrl_dask.plots.style import COLOURS, DASHES, GREY, Figure
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["distribution_functions", "marginals", "policy_differences"]
 
-Array = npt.NDArray[Any]
 
 #: Markers of the summaries of a figure of differences, in order.
 MARKERS = ("o", "s", "^", "D")

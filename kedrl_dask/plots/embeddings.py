@@ -12,10 +12,10 @@ from matplotlib.patches import Patch
 from kedrl_dask.datasets.truth import ReturnLaw
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import ORANGE, Figure
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["embedding_contours", "embedding_surface"]
 
-Array = npt.NDArray[Any]
 
 #: Points along each axis.
 N_POINTS = 80

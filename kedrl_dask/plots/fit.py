@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 
 __all__ = ["coefficient_mass", "convergence", "embedding_curves", "grid_coverage"]
 
-Array = npt.NDArray[Any]
 
 #: Gaps of the criterion below this share of its start are rounding errors of the solver's recurrence.
 ROUNDING = 1e-10

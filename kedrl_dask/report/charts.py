@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
 from bokeh.embed import json_item
 from bokeh.models import ColumnDataSource, Range1d
@@ -13,10 +12,10 @@ from bokeh.plotting import figure
 
 from kedrl_dask.numerics.laws.summaries import SUMMARIES, seen
 from kedrl_dask.plots.style import COLOURS
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["DARK_COLOURS", "MOST_INPUTS", "chart_data", "chart_items"]
 
-Array = npt.NDArray[Any]
 
 #: Inputs whose curves a page carries.
 MOST_INPUTS = 30

@@ -18,10 +18,10 @@ from kedrl_dask.estimator.fitted import persistence, results
 from kedrl_dask.estimator.fitted.diagnostics import versions
 from kedrl_dask.estimator.fitted.findings import Finding, Refused, model_findings
 from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["Content", "from_model", "from_results", "read"]
 
-Array = npt.NDArray[Any]
 
 #: Name of the policy of a saved model.
 FITTED = "fitted policy"

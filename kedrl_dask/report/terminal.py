@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -17,10 +16,10 @@ from kedrl_dask.estimator.fitted.persistence import finite
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.solvers import AdamW, Result, by_name
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["did_its_work", "errors_summary", "render", "summary"]
 
-Array = npt.NDArray[Any]
 Row = tuple[str, str]
 
 #: What readers must not take the numbers for.

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 from threadpoolctl import threadpool_info
 
 from kedrl_dask.engine.storage.schema import ArraySpec
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import cut
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "examine", "self_test"]
 
-Array = npt.NDArray[Any]
 
 GIB, MIB = 2**30, 2**20
 #: Least memory with which a fit of the default size fits, and speed of a disk below which passes wait for it.

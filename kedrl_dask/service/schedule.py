@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from kedrl_dask.comparison.drift import Thresholds
@@ -42,11 +41,11 @@ from kedrl_dask.engine.ingest.readers import MISSING_TEXTS
 from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.service.config import RunConfig, config_error, load_config, refuse_unknown, typed
 from kedrl_dask.service.toml import Toml
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import cut
 
 __all__ = ["Schedule", "load_schedule"]
 
-Array = npt.NDArray[Any]
 
 #: Most inputs that are asked at: every one has a law, and replicates of it.
 MOST_INPUTS = 100_000

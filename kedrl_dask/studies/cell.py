@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.benchmark_points import evaluation_points
@@ -16,10 +15,10 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.studies.profiles import Profile, prepare, settings
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["FIT_METRICS", "MONTE_CARLO_RETURNS", "POINT_METRICS", "compare", "unshifted_risk"]
 
-Array = npt.NDArray[Any]
 
 POINT_METRICS = {
     "bias": "mean signed error of the embedding over the point's evaluation grid",

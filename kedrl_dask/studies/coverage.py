@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -21,11 +20,11 @@ from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.studies.cell import parameters_of
 from kedrl_dask.studies.runner import Cell, Records, run_cells
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["REDUCED", "STUDY", "Outcome", "cover", "render", "run"]
 
-Array = npt.NDArray[Any]
 
 STUDY = "coverage"
 #: Sizes of a fit that takes seconds; the bootstrap takes as long for every ten replicates.

@@ -12,7 +12,6 @@ from shutil import rmtree
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask import plots
 from kedrl_dask import report as reporting
@@ -27,11 +26,11 @@ from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.report import terminal
 from kedrl_dask.studies import profiles
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["Outcome", "run"]
 
-Array = npt.NDArray[Any]
 
 KIND = "kedrl demo"
 #: What a demo leaves behind, in the order in which it is removed; the last to appear is the summary.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.datasets import simulation
 from kedrl_dask.engine.data.transition_store import TransitionStore
@@ -13,10 +12,10 @@ from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.design.return_grid import return_grid
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import AdamW
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["PAPER", "PROFILES", "Figure", "PaperFigures", "Profile", "prepare", "reward_grid", "settings"]
 
-Array = npt.NDArray[Any]
 Profile = Literal["auto", "paper", "paper-exact"]
 PROFILES: tuple[Profile, ...] = ("auto", "paper", "paper-exact")
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -27,11 +26,11 @@ from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.policies.families import Gaussian
 from kedrl_dask.plots.style import BLUE, ORANGE, Figure
 from kedrl_dask.studies.runner import claim
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["OBJECTIVES", "STUDY", "Reservoir", "render", "run"]
 
-Array = npt.NDArray[Any]
 
 STUDY = "reservoir"
 ENVIRONMENT = "water-reservoir-v0"

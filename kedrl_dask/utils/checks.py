@@ -7,7 +7,8 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "MOST_COUNT",
@@ -24,7 +25,6 @@ __all__ = [
     "shown",
 ]
 
-Array = npt.NDArray[Any]
 
 #: No number of anything in memory is larger; and the largest seed.
 MOST_COUNT, MOST_SEED = 10**9, 2**63 - 1

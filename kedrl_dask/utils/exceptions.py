@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["FitWarning", "NumericalError", "NumericalWarning", "require_finite"]
-
-Array = npt.NDArray[Any]
 
 
 class FitWarning(UserWarning):

@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
 from kedrl_dask.datasets.expedia.columns import COLUMNS, COMPETITORS, NULL, Column
 from kedrl_dask.engine.storage.untrusted import require_space
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import MOST_SEED, check_count
 
 __all__ = ["write_like_published"]
 
-Array = npt.NDArray[Any]
 
 #: Searches made at once, from a generator of their own: a search is the same however many are asked for.
 BLOCK_SEARCHES = 1_000

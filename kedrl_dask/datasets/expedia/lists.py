@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from pyarrow import csv
 
 from kedrl_dask.datasets.expedia.columns import COMPETITORS, NEEDED, NULL, VARIABLES
 from kedrl_dask.datasets.expedia.faults import FileError, check_header, find_fault
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["read_lists"]
 
-Array = npt.NDArray[Any]
 #: Partial sums: one entry of each array for each part of a search.
 Parts = dict[str, Array]
 

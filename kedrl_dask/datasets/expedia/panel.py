@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from kedrl_dask.datasets.expedia.columns import (
@@ -22,6 +21,7 @@ from kedrl_dask.datasets.expedia.columns import (
     Statistics,
 )
 from kedrl_dask.engine.data.transition_store import DataWarning, TransitionStore
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "PAPER_TEST",
@@ -35,7 +35,6 @@ __all__ = [
     "write",
 ]
 
-Array = npt.NDArray[Any]
 
 #: Transitions of the paper's subset (tab:expedia_appendix_setup).
 PAPER_TRAINING, PAPER_TEST = 10_000, 4_000

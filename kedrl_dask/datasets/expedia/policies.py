@@ -12,12 +12,12 @@ from scipy.optimize import minimize
 from kedrl_dask.datasets.expedia.columns import ACTION
 from kedrl_dask.datasets.expedia.panel import Encoder
 from kedrl_dask.numerics.policies.families import Gaussian
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_number
 from kedrl_dask.utils.exceptions import NumericalError
 
 __all__ = ["RIDGE", "ClippedGaussian", "greedy_action", "reward_weighted_policy"]
 
-Array = npt.NDArray[Any]
 
 #: Penalty on the squared slopes. One-hot columns add up to one, and some levels have no reward at all.
 RIDGE = 1e-2

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["MOMENT_ARRAYS", "Moments"]
 
-Array = npt.NDArray[Any]
 
 MOMENT_ARRAYS = ("mean", "squares", "minimum", "maximum")
 

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_word, has_control_characters, shown
 
 __all__ = ["MISSING", "PARTS", "UNKNOWN", "Encoding", "Part", "StateColumn", "level_text"]
 
-Array = npt.NDArray[Any]
 Part = Literal["state", "action", "reward"]
 
 PARTS: tuple[Part, ...] = ("state", "action", "reward")

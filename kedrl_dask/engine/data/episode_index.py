@@ -5,17 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.directories import StoreError
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["EpisodeIndex"]
 
-Array = npt.NDArray[Any]
 
 _FEWEST_WINDOWS, _MOST_WINDOWS = 4, 32  # pieces of the data that stand for the whole
 _MOST_ROUNDS = 200  # of drawing rows at random; four are many

@@ -26,6 +26,7 @@ from kedrl_dask.engine.data.writer import Writer, fingerprint, open_committed
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.directories import PathLike, StoreError, check_vacant, digest
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.html import html_table
 
 __all__ = [
@@ -37,8 +38,6 @@ __all__ = [
     "Transitions",
     "Writer",
 ]
-
-Array = npt.NDArray[Any]
 
 
 class TransitionStore:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["EpisodeRows", "Transitions", "pair"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "DataError",
@@ -22,7 +23,6 @@ __all__ = [
     "check_sequence",
 ]
 
-Array = npt.NDArray[Any]
 Locate = Callable[[int], str]  # words for a row of the arrays at hand; −1 is the row before the first
 
 _MATRICES = ("state", "action", "reward")

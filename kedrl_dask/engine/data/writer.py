@@ -30,11 +30,11 @@ from kedrl_dask.engine.storage.lock import locked
 from kedrl_dask.engine.storage.manifest import checksum_of
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.engine.storage.untrusted import MOST_SIZE, MOST_UNPACKED_BYTES
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_count, cut
 
 __all__ = ["Writer", "fingerprint", "open_committed"]
 
-Array = npt.NDArray[Any]
 
 _KIND = "transitions"
 #: File of a store whose lock an appender holds: inside an array, where zarr does not look for others.

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import ipc
 
+from kedrl_dask.utils.arrays import Array
+
 __all__ = ["Buckets"]
 
-Array = npt.NDArray[Any]
 
 #: Bytes of a bucket, about, and of the rows that wait to be written to one; and the most files open at once.
 BUCKET_BYTES, WAITING_BYTES, MOST_BUCKETS = 2**26, 2**20, 400

@@ -12,17 +12,16 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.encoding import Encoding, Part, StateColumn, level_text
 from kedrl_dask.engine.data.validation import DataError
 from kedrl_dask.engine.ingest.columns import Columns
 from kedrl_dask.engine.ingest.parsing import Kinds, Parsed, kinds_of, parse
 from kedrl_dask.engine.ingest.readers import Piece, Source
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["ExactSum", "Survey", "survey"]
 
-Array = npt.NDArray[Any]
 
 #: Most levels of a categorical column: each becomes a column of the state.
 MOST_LEVELS = 1_000

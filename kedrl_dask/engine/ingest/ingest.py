@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.encoding import MISSING, PARTS, Encoding, Part
 from kedrl_dask.engine.data.validation import DataError, check_end, check_sequence
@@ -19,12 +18,11 @@ from kedrl_dask.engine.ingest.first_pass import Survey, survey
 from kedrl_dask.engine.ingest.parsing import Parsed, parse
 from kedrl_dask.engine.ingest.readers import Source, open_source
 from kedrl_dask.engine.storage.directories import PathLike, appearing, check_vacant
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_word
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["Ingested", "ingest"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,11 +15,11 @@ from kedrl_dask.engine.data.encoding import level_text
 from kedrl_dask.engine.data.validation import LARGEST, DataError
 from kedrl_dask.engine.ingest.columns import Columns
 from kedrl_dask.engine.ingest.readers import Piece
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import has_control_characters, shown
 
 __all__ = ["Kinds", "Levels", "Parsed", "kinds_of", "parse"]
 
-Array = npt.NDArray[Any]
 
 #: Texts that are integers, and written in one way only: others would make one episode of two.
 INTEGER = r"^-?(0|[1-9][0-9]{0,17})(\.0+)?$"

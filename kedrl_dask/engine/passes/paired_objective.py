@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.engine.execute.executor import Executor
@@ -17,10 +16,9 @@ from kedrl_dask.numerics.criterion.paired import FrequencyBlock, Points
 from kedrl_dask.numerics.criterion.preconditioner import Coordinates, return_gram
 from kedrl_dask.numerics.criterion.separated import Penalties, ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["ContractedTarget", "PairedObjective", "SweptTarget", "Target"]
-
-Array = npt.NDArray[Any]
 
 
 class Target(Protocol):

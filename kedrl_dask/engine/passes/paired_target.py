@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.passes.streaming_pass import CONDITIONING_KIND, Continuation, in_block, read_groups
@@ -26,6 +25,7 @@ from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.kernels.spectral import waves
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "sweep_out",
 ]
 
-Array = npt.NDArray[Any]
 
 CONTRACTION_KIND = "kedrl paired sums"
 OPERATOR_KIND = "kedrl paired operator"

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.chunk_sums import ChunkSums, Ranges
@@ -25,10 +23,10 @@ from kedrl_dask.numerics.criterion.preconditioner import (
     return_gram,
 )
 from kedrl_dask.numerics.criterion.separated import Chunk, Penalties, ReturnSpace, Space
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["EXACT", "BellmanObjective", "Objective"]
 
-Array = npt.NDArray[Any]
 
 #: Precision of values and gradients.
 EXACT = np.dtype(np.float64)

@@ -25,6 +25,7 @@ from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio, RatioMoments, moments, section_means
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.process import check_abandoned
 from kedrl_dask.utils.scratch import scratch
 
@@ -45,7 +46,6 @@ __all__ = [
     "write_block",
 ]
 
-Array = npt.NDArray[Any]
 Sums = dict[str, Array]
 
 SUMS_KIND = "kedrl block sums"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
@@ -18,7 +17,6 @@ from kedrl_dask.utils.process import own_memory
 
 __all__ = ["measure"]
 
-Array = npt.NDArray[Any]
 
 #: Seconds spent on each measurement.
 PROBE_SECONDS = 0.15

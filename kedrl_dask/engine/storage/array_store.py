@@ -29,11 +29,11 @@ from kedrl_dask.engine.storage.directories import (
 )
 from kedrl_dask.engine.storage.schema import ArraySpec
 from kedrl_dask.engine.storage.untrusted import checked_path, reason, what_is_foreign
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import shown
 
 __all__ = ["FORMAT_VERSION", "ArrayStore"]
 
-Array = npt.NDArray[Any]
 FORMAT_VERSION = 2
 #: From this version on every chunk ends in its checksum, and none is left out because it is all zeros.
 CHECKED_FROM = 2

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.storage.directories import digest
 from kedrl_dask.engine.storage.manifest import commit, committed, damaged, revoke, write_whole
 from kedrl_dask.numerics.criterion.preconditioner import Coordinates
 from kedrl_dask.numerics.solvers.base import Kept, Record
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["Checkpoints"]
 
 logger = logging.getLogger("kedrl_dask")
 
-Array = npt.NDArray[Any]
 
 #: How many are kept: the last may be damaged.
 KEPT = 2

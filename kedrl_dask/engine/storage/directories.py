@@ -14,7 +14,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
@@ -29,6 +28,7 @@ from kedrl_dask.engine.storage.untrusted import (
     checked_path,
     unpacked_bytes,
 )
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "DamageError",
@@ -43,7 +43,6 @@ __all__ = [
     "remove",
 ]
 
-Array = npt.NDArray[Any]
 PathLike = str | os.PathLike[str]
 
 #: Of writes that are under way at an interruption; a chunk takes far less.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.passes.streaming_pass import CONDITIONING_KIND
@@ -17,10 +15,9 @@ from kedrl_dask.engine.storage.schema import CONDITIONING_INPUTS
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.design.points import clusters
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["choose_conditioning", "file_conditioning", "find_conditioning"]
-
-Array = npt.NDArray[Any]
 
 
 def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Matern) -> tuple[Array, Array]:

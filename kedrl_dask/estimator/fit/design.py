@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.engine.plan.partition import even_ranges
@@ -24,10 +23,10 @@ from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import frequencies
 from kedrl_dask.numerics.regression.cross_validation import InputTuning, median_kernel, tune_input_kernel
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["Choices", "make_choices"]
 
-Array = npt.NDArray[Any]
 
 KIND = "kedrl choices"
 #: Counts up when the automatic rules change, so that caches of earlier ones are not mistaken for theirs.

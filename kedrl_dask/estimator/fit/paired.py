@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.passes.chunk_sums import ChunkSums
 from kedrl_dask.engine.passes.paired_objective import ContractedTarget, PairedObjective, SweptTarget, Target
@@ -45,11 +44,11 @@ from kedrl_dask.estimator.fit.conditioning import file_conditioning
 from kedrl_dask.estimator.fit.regression import RegressionSums
 from kedrl_dask.estimator.fit.separated import Prepared
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["Pairing"]
 
-Array = npt.NDArray[Any]
 
 #: Chunks of conditioning points that one thread compresses, always the same, so that the result is too.
 MERGED_CHUNKS = 8

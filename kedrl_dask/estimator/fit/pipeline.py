@@ -8,10 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
@@ -36,13 +34,13 @@ from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.solvers import Solution, by_name
 from kedrl_dask.numerics.solvers.base import Keeper, Problem, Record
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import shown
 from kedrl_dask.utils.exceptions import require_finite
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["Fit", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_fit", "workspace"]
 
-Array = npt.NDArray[Any]
 
 #: N·λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows. The smallest
 #: λ_B in the same units is where the solver still converges with products in single precision.

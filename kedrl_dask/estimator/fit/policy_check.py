@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.numerics.kernels.matern import Matern
@@ -15,11 +13,11 @@ from kedrl_dask.numerics.policies.draws import checked_draws
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.numerics.policies.overlap import Overlap, action_overlap
 from kedrl_dask.numerics.regression.cross_validation import standard_deviations
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.exceptions import FitWarning
 
 __all__ = ["PolicyWarning", "Rehearsal", "rehearse"]
 
-Array = npt.NDArray[Any]
 
 #: Places of the store, evenly spaced, and rows of each, at which a policy is tried; and draws for each state.
 PLACES, PLACE_ROWS, N_DRAWS = 8, 64, 8

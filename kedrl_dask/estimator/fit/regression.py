@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.engine.passes.streaming_pass import SUMS_KIND, combine_scalars
 from kedrl_dask.engine.plan.stage_costs import N_FOLDS
@@ -21,6 +20,7 @@ from kedrl_dask.numerics.regression.cross_validation import RIDGES, BlockSums, c
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.regression.reward_trend import REWARD_RIDGES, TrendMoments, TrendWaves
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "RegressionSums",
@@ -32,7 +32,6 @@ __all__ = [
     "regress",
 ]
 
-Array = npt.NDArray[Any]
 #: Ridges tried and their cross-validated errors, by the name of what was chosen.
 Tried = dict[str, dict[str, list[float]]]
 

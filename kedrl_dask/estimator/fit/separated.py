@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective
@@ -29,11 +27,10 @@ from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fitted.predict import return_space
 from kedrl_dask.numerics.criterion.separated import Penalties
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["Prepared", "separated_problem"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

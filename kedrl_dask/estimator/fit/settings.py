@@ -21,6 +21,7 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import METHODS, Method
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import PCG, Solver, by_name
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import (
     MOST_SEED,
     as_numbers,
@@ -33,7 +34,6 @@ from kedrl_dask.utils.checks import (
 
 __all__ = ["Conditioning", "Settings", "exact_rows"]
 
-Array = npt.NDArray[Any]
 #: A way to choose the conditioning points, the points themselves, or points and weights.
 Conditioning = Literal["random", "kmeans"] | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 

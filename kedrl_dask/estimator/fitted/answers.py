@@ -25,13 +25,13 @@ from kedrl_dask.numerics.laws.functionals import Embedding
 from kedrl_dask.numerics.laws.recovery import Recovered
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL
 from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.utils.arrays import Array
 
 if TYPE_CHECKING:
     from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = ["FittedEmbedding", "FittedLaw", "coefficients_at", "fitted_embedding", "sections_at"]
 
-Array = npt.NDArray[Any]
 
 #: Actions over which the law of a state is averaged: at most so many nodes, or random ones of a ``Function``.
 N_DRAWS = 64

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
@@ -21,13 +20,13 @@ from kedrl_dask.numerics.criterion.separation_test import SeparatedParts, separa
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.numerics.kernels.spectral import kernel_error, waves
 from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.utils.arrays import Array
 
 if TYPE_CHECKING:
     from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = ["diagnose", "versions"]
 
-Array = npt.NDArray[Any]
 
 #: Inputs (s', a' ~ π) at which the fitted map is looked at; no conditioning point is among them.
 N_HELD_OUT = 1_000

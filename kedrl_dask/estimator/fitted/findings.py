@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.numerics.criterion.separation_test import SeparationWarning
 from kedrl_dask.numerics.laws.recovery import LARGE_RESIDUAL, Recovered
 from kedrl_dask.numerics.solvers import AdamW, Result, by_name
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import is_word, shown
 from kedrl_dask.utils.exceptions import NumericalWarning
 
@@ -32,7 +32,6 @@ __all__ = [
     "warn_of_separation",
 ]
 
-Array = npt.NDArray[Any]
 
 #: Effective sample size of η̂, as a share of the transitions, below which few transitions decide.
 SMALL_ESS = 0.1

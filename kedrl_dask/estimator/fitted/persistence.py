@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
 from kedrl_dask.engine.data.encoding import PARTS, Encoding
@@ -32,6 +31,7 @@ from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
 from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_count, check_number, cut, is_word, shown
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ __all__ = [
     "write_fitted",
 ]
 
-Array = npt.NDArray[Any]
 
 KIND = "kedrl model"
 

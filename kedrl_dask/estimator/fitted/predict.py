@@ -26,6 +26,7 @@ from kedrl_dask.numerics.criterion.separated import (
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators, OperatorBlocks
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ __all__ = [
     "weights",
 ]
 
-Array = npt.NDArray[Any]
 
 #: Inputs evaluated at a time.
 ROWS = 4_096

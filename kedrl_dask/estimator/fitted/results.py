@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 import xarray as xr
 
 from kedrl_dask.engine.storage.directories import remove
@@ -26,13 +25,13 @@ from kedrl_dask.numerics.laws.summaries import (
     summarise,
     thresholds,
 )
+from kedrl_dask.utils.arrays import Array
 
 if TYPE_CHECKING:
     from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = ["law_dataset", "provenance", "read_zarr", "text", "verdict", "write_zarr"]
 
-Array = npt.NDArray[Any]
 
 CAUTION = (
     "A recovered law is a regularised proxy for one of many laws whose embeddings are near the fitted one. "

@@ -14,13 +14,14 @@ The cost of a product of the Hessian depends neither on N nor on M.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.kernels.spectral import as_complex
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "value_and_gradient",
 ]
 
-Array = npt.NDArray[Any]
 
 #: Waves whose products with κ̃ are formed at a time: those of four frequencies.
 WAVES = 8

@@ -21,7 +21,7 @@ take the place of most products with the Hessian.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from scipy.linalg import eigh
 
 from kedrl_dask.numerics.criterion.separated import ReturnSpace, Space
 from kedrl_dask.numerics.kernels.spectral import as_complex
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "EXPANSION_SAMPLE",
@@ -42,7 +43,6 @@ __all__ = [
     "return_gram",
 ]
 
-Array = npt.NDArray[Any]
 
 #: Conditioning points whose ρ gives the principal components, and the share of its power that they leave out.
 EXPANSION_SAMPLE, EXPANSION_TAIL = 512, 1e-4

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = [
@@ -47,7 +48,6 @@ __all__ = [
     "value_and_gradient",
 ]
 
-Array = npt.NDArray[Any]
 
 #: What the features, or H and G, of a block of points may take: about a core's second-level cache.
 CACHE_BYTES = 2**21

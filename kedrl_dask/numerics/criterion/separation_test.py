@@ -18,11 +18,11 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.numerics.kernels.spectral import as_complex
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.exceptions import FitWarning
 
 __all__ = ["SeparatedParts", "Separation", "SeparationWarning", "separation"]
 
-Array = npt.NDArray[Any]
 
 #: Random signs tried.
 N_SIGNS = 999

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["choose_points", "cluster_centers", "clusters", "median_distance"]
-
-Array = npt.NDArray[Any]
 
 
 def cluster_centers(points: Array, n_centers: int, random_state: int) -> Array:

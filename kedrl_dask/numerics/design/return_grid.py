@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +12,9 @@ from scipy.stats import qmc
 
 from kedrl_dask.numerics.design.points import cluster_centers
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["Coverage", "bellman_box", "box_grid", "coverage", "discounted_returns", "return_grid"]
-
-Array = npt.NDArray[Any]
 
 
 def discounted_returns(

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import cholesky, solve_triangular
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method, frequencies, kernel_error
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "LADDERS",
@@ -32,7 +32,6 @@ __all__ = [
     "residual_curve",
 ]
 
-Array = npt.NDArray[Any]
 #: The settings that may be chosen so.
 Size = Literal["n_landmarks", "n_basis", "n_atoms", "n_features"]
 

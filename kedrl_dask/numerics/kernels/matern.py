@@ -14,12 +14,12 @@ from scipy.spatial.distance import cdist
 from scipy.special import gammaln, kve
 
 from kedrl_dask.numerics.kernels import matern_compiled
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, shown
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = ["Matern"]
 
-Array = npt.NDArray[Any]
 
 #: Elements of a block: two of them in single precision take half of a core's second-level cache.
 BLOCK_ELEMENTS = 65_536

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["half_integer_kernel"]
 
-Array = npt.NDArray[Any]
 
 #: Elements worked on at a time: two arrays of them stay in the first-level cache.
 TILE = 512

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,11 @@ from scipy.linalg import cho_factor, cho_solve, get_blas_funcs, solve_triangular
 from scipy.linalg.lapack import dpstrf
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = ["NystromFeatures", "solve_ridge", "whiten"]
 
-Array = npt.NDArray[Any]
 
 #: Landmarks whitened first. After so many, what is left of the others' sections is small.
 HEAD = 128

@@ -10,19 +10,18 @@ matrix product is then a real one, and :func:`as_complex` looks at the same memo
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import gammaincinv, ndtri
 from scipy.stats import chi, ortho_group, qmc
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = ["METHODS", "as_complex", "frequencies", "kernel_error", "waves"]
 
-Array = npt.NDArray[Any]
 Method = Literal["qmc", "orthogonal", "iid"]
 METHODS: tuple[Method, ...] = ("qmc", "orthogonal", "iid")
 

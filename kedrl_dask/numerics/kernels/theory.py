@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "ResidualBound",
@@ -29,7 +29,6 @@ __all__ = [
     "wasserstein_lower_bound",
 ]
 
-Array = npt.NDArray[Any]
 
 #: Scaled distances below which 1 − k/σ² is integrated, because the difference would lose its digits.
 SMALL_DISTANCE = 1.0

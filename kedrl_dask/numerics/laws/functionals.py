@@ -19,11 +19,11 @@ from scipy.special import ndtr
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recover_law
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_number, shown
 
 __all__ = ["Box", "Embedding", "Expectation", "KernelFunction", "Proxy", "above", "below", "interpolate"]
 
-Array = npt.NDArray[Any]
 
 #: Values of λ that are tried, in units of σ². Below the first, K_Z + mλI is singular in double precision.
 RIDGES = 10.0 ** np.arange(-12, 0.5, 0.5)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_share, check_word, shown
 
 __all__ = ["MassFunction", "Mixture"]
 
-Array = npt.NDArray[Any]
 Event = Callable[[Array], npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike]
 
 #: Nodes in place of each atom's Gaussian, when a function is averaged.

@@ -21,11 +21,11 @@ from scipy.spatial import cKDTree
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.laws.mixture import Mixture
 from kedrl_dask.numerics.laws.simplex import SimplexProblem, minimise, minimise_by_adam
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_number, is_word, shown
 
 __all__ = ["Recovered", "RecoverySettings", "auto_bandwidth", "recover_law"]
 
-Array = npt.NDArray[Any]
 
 #: λ₂ as a share of the largest eigenvalue of K_Z.
 RIDGE_SHARE = 3e-4

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import softmax, xlogy
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["SimplexProblem", "SimplexSolution", "minimise", "minimise_by_adam"]
 
-Array = npt.NDArray[Any]
 
 #: Numbers in the Newton systems that are in memory at once.
 SYSTEM_ELEMENTS = 8_000_000

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.numerics.laws.mixture import Mixture
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["CURVES", "LEVELS", "SUMMARIES", "TAIL", "Summaries", "seen", "summarise", "thresholds"]
 
-Array = npt.NDArray[Any]
 
 #: Levels of the quantiles, and the share of the tail mean, unless others are asked for.
 LEVELS, TAIL = (0.05, 0.25, 0.5, 0.75, 0.95), 0.1

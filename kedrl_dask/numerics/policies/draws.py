@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from numpy.random import Generator
 
 from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import cut, shown
 
 __all__ = ["PolicyError", "checked_draws"]
-
-Array = npt.NDArray[Any]
 
 
 class PolicyError(ValueError):

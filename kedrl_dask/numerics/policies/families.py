@@ -17,6 +17,7 @@ from numpy.random import Generator
 
 from kedrl_dask.numerics.policies.location_scale import Immutable, NoisyLocation, Regressor, precision
 from kedrl_dask.numerics.policies.noise import GaussianNoise, LogisticNoise, UniformNoise
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_count, is_word, shown
 
 __all__ = [
@@ -29,8 +30,6 @@ __all__ = [
     "Uniform",
     "from_dict",
 ]
-
-Array = npt.NDArray[Any]
 
 
 @runtime_checkable

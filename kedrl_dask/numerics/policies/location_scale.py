@@ -14,11 +14,11 @@ import numpy.typing as npt
 from numpy.random import Generator
 
 from kedrl_dask.numerics.policies.noise import GaussianNoise, LogisticNoise, Noise, UniformNoise
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_count, check_word, shown
 
 __all__ = ["Immutable", "NoisyLocation", "Regressor", "precision"]
 
-Array = npt.NDArray[Any]
 
 NOISES: dict[str, Noise] = {
     "gaussian": GaussianNoise(),

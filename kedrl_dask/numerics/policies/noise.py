@@ -10,20 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import eigh_tridiagonal
 from scipy.special import ndtri
 from scipy.stats import qmc
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import shown
 
 __all__ = ["GaussianNoise", "LogisticNoise", "Noise", "UniformNoise"]
 
-Array = npt.NDArray[Any]
 
 # The points must be the same in every process and release: part of the definition, not a setting.
 _SOBOL_SEED = 20_240_607

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.spatial import cKDTree
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["Overlap", "action_overlap"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)

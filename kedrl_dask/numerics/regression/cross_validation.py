@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import eigh
 
 from kedrl_dask.numerics.design.points import choose_points, median_distance
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import frequencies, waves
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "BlockSums",
@@ -32,7 +32,6 @@ __all__ = [
     "tune_input_kernel",
 ]
 
-Array = npt.NDArray[Any]
 
 #: Length scales tried, in standard deviations of each coordinate.
 LENGTH_SCALES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)

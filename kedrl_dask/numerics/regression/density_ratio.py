@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_count, check_number, check_word, is_word, shown
 from kedrl_dask.utils.scratch import scratch
 
@@ -30,7 +31,6 @@ __all__ = [
     "solve",
 ]
 
-Array = npt.NDArray[Any]
 
 #: More centres than anybody can solve for.
 MOST_CENTERS = 10**5

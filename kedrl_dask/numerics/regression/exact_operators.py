@@ -15,17 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = ["RewardShifts"]
 
-Array = npt.NDArray[Any]
 
 #: Kernel values in memory at once.
 BLOCK_VALUES = 2**20

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.numerics.criterion.separated import BlockChunk, Chunk, FeatureChunk
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.reward_trend import TrendWaves
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["ConditionalOperators", "ExactOperators", "OperatorBlocks"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

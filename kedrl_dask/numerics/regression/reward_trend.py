@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
@@ -23,10 +22,10 @@ from kedrl_dask.numerics.regression.cross_validation import (
     held_out_errors,
     standard_deviations,
 )
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["REWARD_RIDGES", "LinearTrend", "TrendMoments", "TrendTrial", "TrendWaves", "try_trend"]
 
-Array = npt.NDArray[Any]
 
 #: Ridges tried for the residual of the reward: with the largest its law hardly depends on x.
 REWARD_RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, 2.1, 0.5))

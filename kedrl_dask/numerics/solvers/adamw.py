@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import solve_triangular
 
 from kedrl_dask.numerics.solvers.base import (
@@ -20,11 +18,10 @@ from kedrl_dask.numerics.solvers.base import (
     certify,
     iterate,
 )
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number
 
 __all__ = ["AdamW"]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

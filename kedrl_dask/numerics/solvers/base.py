@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.numerics.criterion.preconditioner import Coordinates
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "Keeper",
@@ -25,8 +25,6 @@ __all__ = [
     "iterate",
     "relative_norm",
 ]
-
-Array = npt.NDArray[Any]
 
 
 class Result(Enum):

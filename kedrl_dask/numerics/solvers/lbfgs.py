@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.numerics.solvers.base import (
     Keeper,
@@ -18,11 +16,11 @@ from kedrl_dask.numerics.solvers.base import (
     iterate,
     relative_norm,
 )
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_count, check_number
 
 __all__ = ["LBFGS"]
 
-Array = npt.NDArray[Any]
 
 #: A step is taken where the slope is this share of what it was, or flatter; evaluations that it may need.
 FLAT_ENOUGH, MOST_TRIALS = 0.9, 25

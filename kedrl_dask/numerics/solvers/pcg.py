@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.numerics.solvers.base import (
     Keeper,
@@ -18,11 +16,11 @@ from kedrl_dask.numerics.solvers.base import (
     iterate,
     relative_norm,
 )
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_count, check_number
 
 __all__ = ["PCG"]
 
-Array = npt.NDArray[Any]
 
 #: How far the recurrence is followed when products are in single precision.
 REPLACE_AT = 1e-3

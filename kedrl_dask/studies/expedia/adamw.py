@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.criterion import separated
@@ -15,10 +14,10 @@ from kedrl_dask.numerics.criterion.preconditioner import Coordinates
 from kedrl_dask.numerics.criterion.separated import FeatureChunk, Penalties, ReturnSpace
 from kedrl_dask.numerics.solvers import AdamW, Result
 from kedrl_dask.numerics.solvers.base import iterate
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["adamw_for"]
 
-Array = npt.NDArray[Any]
 
 #: Conditioning points whose operators are evaluated at once.
 ROWS = 2_048

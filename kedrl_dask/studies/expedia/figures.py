@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -17,10 +16,10 @@ from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 from kedrl_dask.studies.expedia.preparation import Prepared
 from kedrl_dask.studies.expedia.specification import BANDWIDTH, RETURN_KERNEL, Recovery, shift
 from kedrl_dask.studies.expedia.summary import raw_atoms
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["actions", "embeddings_and_marginals"]
 
-Array = npt.NDArray[Any]
 
 COLOURS = {"rev": BLUE, "clk": ORANGE}
 LABELS = {"rev": "π(rev)", "clk": "π(clk)"}

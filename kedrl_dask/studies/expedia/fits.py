@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.storage.cache import fingerprint
@@ -23,7 +22,6 @@ from kedrl_dask.studies.expedia.specification import Profile, Sizes, parameters
 
 __all__ = ["fit"]
 
-Array = npt.NDArray[Any]
 
 FITS, CACHE = "fits", ".cache"
 

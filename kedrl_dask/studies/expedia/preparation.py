@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from kedrl_dask.datasets import expedia
@@ -19,12 +18,12 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.directories import remove
 from kedrl_dask.engine.storage.manifest import read_json, write_whole
 from kedrl_dask.studies.expedia.specification import POLICIES
+from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["Prepared", "Request", "prepare"]
 
-Array = npt.NDArray[Any]
 
 PANEL, SIMULATED = "panel.json", "simulated.csv"
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask.datasets.expedia import Encoder
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.laws.recovery import RecoverySettings
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import PCG
+from kedrl_dask.utils.arrays import Array
 
 __all__ = [
     "DISCOUNT",
@@ -29,7 +29,6 @@ __all__ = [
     "shift",
 ]
 
-Array = npt.NDArray[Any]
 Profile = Literal["paper", "sampled"]
 Recovery = Literal["paper", "automatic"]
 #: The paper's estimator with the exact minimiser, and our defaults.

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kedrl_dask._version import __version__
 from kedrl_dask.datasets.expedia import greedy_action
@@ -16,10 +15,10 @@ from kedrl_dask.estimator.fitted.findings import law_findings
 from kedrl_dask.numerics.laws.recovery import Recovered, recover_law
 from kedrl_dask.studies.expedia.preparation import Prepared
 from kedrl_dask.studies.expedia.specification import RECOVERIES, RETURN_KERNEL, Recovery, recovery, shift
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["MARGINALS", "laws", "raw_atoms", "summarise"]
 
-Array = npt.NDArray[Any]
 
 #: Rows of tab:expedia_recovered_marginals.
 MARGINALS = {

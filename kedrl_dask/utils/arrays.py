@@ -1,0 +1,62 @@
+"""Names for arrays that say what they hold. Sums are in double precision, products may be in single."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Array",
+    "Atoms",
+    "Coefficients",
+    "Features",
+    "Indices",
+    "Inputs",
+    "Mask",
+    "Matrix",
+    "Points",
+    "Real",
+    "Record",
+    "Vector",
+    "Weights",
+]
+
+Array = npt.NDArray[Any]
+"""An array of any shape and element type: the columns of a table, the chunks of a store."""
+
+Real = npt.NDArray[np.floating[Any]]
+
+Points = Real
+"""(n, d): one point a row."""
+
+Inputs = Real
+"""(n, p + q): a state and an action a row."""
+
+Atoms = Real
+"""(m, d): the points of the return grid."""
+
+Weights = Real
+"""(n, m): the weight of every atom at every input; or (n,): of every point."""
+
+Coefficients = Real
+"""(L, m): B, by which ω(x) = Bᵀk_L(x)."""
+
+Features = Real
+"""(n, Q): features of a kernel, whose products approximate it."""
+
+Matrix = Real
+"""Any other matrix: Gram matrices, factors, sums of products."""
+
+Vector = Real
+"""Any other vector."""
+
+Indices = npt.NDArray[np.integer[Any]]
+"""Row numbers."""
+
+Mask = npt.NDArray[np.bool_]
+"""Which rows."""
+
+Record = dict[str, Any]
+"""What is written as JSON: keys to numbers, words and lists of them."""
