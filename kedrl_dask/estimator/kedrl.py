@@ -23,7 +23,7 @@ from kedrl_dask.estimator.fit_model import fit_model
 from kedrl_dask.estimator.fitted import persistence, predict
 from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, fitted_embedding
 from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, recorded_fit
-from kedrl_dask.numerics.criterion.separated import Space
+from kedrl_dask.numerics.criterion.separated import Space, return_space
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method
 from kedrl_dask.numerics.policies.families import Policy
@@ -432,7 +432,7 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
     def return_space_(self) -> Space:
         """The grid seen through the features of the fit, or with exact operators through the kernel."""
         fixed = self.grid_, self.frequencies_, self.discount, self.return_kernel_
-        return predict.return_space(self.operators_, *fixed)
+        return return_space(self.operators_.chunk_type, *fixed)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model as a Zarr store (no pickle) at a new path."""

@@ -24,8 +24,7 @@ from kedrl_dask.estimator.fit.conditioning import find_conditioning
 from kedrl_dask.estimator.fit.design import Choices
 from kedrl_dask.estimator.fit.regression import Ridges
 from kedrl_dask.estimator.fit.settings import Settings
-from kedrl_dask.estimator.fitted.predict import return_space
-from kedrl_dask.numerics.criterion.separated import Penalties
+from kedrl_dask.numerics.criterion.separated import Penalties, return_space
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.progress import Reporter
@@ -82,7 +81,7 @@ def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjec
         points,
         in_groups(ranges, start.executor.n_threads),
         start.plan.residency,
-        return_space(operators, *fixed),
+        return_space(operators.chunk_type, *fixed),
         start.penalties,
         start.ridge_b,
     )

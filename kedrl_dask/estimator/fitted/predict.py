@@ -16,13 +16,7 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.plan.partition import even_ranges
 from kedrl_dask.estimator.fit.settings import exact_rows
 from kedrl_dask.numerics.criterion.paired import residual_norms
-from kedrl_dask.numerics.criterion.separated import (
-    BlockChunk,
-    ExactReturnSpace,
-    ReturnSpace,
-    Space,
-    bellman_residual,
-)
+from kedrl_dask.numerics.criterion.separated import BlockChunk, ReturnSpace, bellman_residual
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators, OperatorBlocks
@@ -44,7 +38,6 @@ __all__ = [
     "exact_operators",
     "joined_inputs",
     "operator_blocks",
-    "return_space",
     "weights",
 ]
 
@@ -145,15 +138,6 @@ def exact_operators(
     transitions = store.transitions()
     shifts = RewardShifts(kernel, grid, discount, transitions.reward, transitions.terminal)
     return ExactOperators.build(operators, transitions.inputs, shifts, ridge)
-
-
-def return_space(
-    operators: ConditionalOperators, grid: Array, frequencies: Array, discount: float, kernel: Matern
-) -> Space:
-    """The return grid as the operators see it: through the kernel itself, or through features."""
-    if isinstance(operators, ExactOperators):
-        return ExactReturnSpace(kernel(grid, grid))
-    return ReturnSpace.build(grid, frequencies, discount, kernel)
 
 
 def operator_blocks(

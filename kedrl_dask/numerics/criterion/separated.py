@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Atoms, Points
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "moments",
     "operators",
     "product",
+    "return_space",
     "value_and_gradient",
 ]
 
@@ -310,6 +311,15 @@ class BlockChunk(Chunk):
     def target_moment(self) -> Array:
         """ΣϱG; (m, m)."""
         return np.tensordot(self.weights.astype(np.float64, copy=False), self.g, axes=1)
+
+
+def return_space(
+    chunk_type: type[Chunk], grid: Atoms, frequencies: Points, discount: float, kernel: Matern
+) -> Space:
+    """The return grid as this kind of chunk sees it: through features, or through the kernel itself."""
+    if issubclass(chunk_type, BlockChunk):
+        return ExactReturnSpace(kernel(grid, grid))
+    return ReturnSpace.build(grid, frequencies, discount, kernel)
 
 
 def _copied(name: str, array: Array, dtype: npt.DTypeLike) -> Array:
