@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures as threads
 from contextlib import contextmanager
 from functools import cache, partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
 from distributed import Client, Future, KilledWorker, as_completed
@@ -21,34 +21,34 @@ from distributed.system import MEMORY_LIMIT
 from distributed.utils import CancelledError
 from threadpoolctl import ThreadpoolController
 
-from kedrl_dask.engine.execute.executor import Advance, Executor, noted, tree, words_of
+from kedrl_dask.engine.execute.executor import Advance, Executor, Item, Result, Task, Value, tree
 from kedrl_dask.utils.process import Stopped
 
 __all__ = ["PATIENCE", "PIECE_BYTES", "DistributedExecutor", "PoisonError"]
 
-#: Pieces in which large shared values travel; Dask warns about tasks that carry more than 10 MB.
+#: Size of the pieces in which large shared values travel; Dask warns about tasks that carry more than 10 MB.
 PIECE_BYTES = 8 * 2**20
-#: Values up to this size go along with each task: a dependency costs a round trip more.
+#: Values up to this size are sent with each task, because a dependency costs another round trip.
 INLINE_BYTES = 2**18
-#: How often a task that failed is tried again. Dask itself gives up on a task when four workers died that had
-#: been given it. Then it is run by itself, until it is given up again, and once more.
+#: Number of retries of a task that raised an exception. Dask itself gives up on a task after four of the
+#: workers that were assigned it have died; such a task then runs alone, this many times.
 RETRIES, LONE_TRIES = 3, 2
-#: Seconds that a cluster may be without workers, and how often it is looked at while nothing else happens.
+#: Seconds for which a cluster may have no workers, and the interval between checks while waiting.
 PATIENCE, LOOK_EVERY = 600.0, 2.0
-#: Looks in a row that find workers idle after which tasks are taken for lost.
+#: Number of consecutive checks with idle workers after which unfinished tasks are considered lost.
 STALLS = 3
 
 
 class PoisonError(Stopped):
-    """A task ends every worker that runs it."""
+    """Every worker that runs a certain task dies."""
 
 
 class _Stalled(Stopped):
-    """Workers have nothing to do, and tasks are not done."""
+    """Workers are idle although tasks are unfinished."""
 
 
 class _Handle:
-    """A task whose result stays on a worker; it can be submitted anew when Dask has lost or refused it."""
+    """A task whose result stays on a worker; it is submitted again if Dask lost it or gave up on it."""
 
     def __init__(self, submit: Callable[[], Future], words: str) -> None:
         self._submit, self._words = submit, words
@@ -65,17 +65,17 @@ class _Handle:
 class DistributedExecutor(Executor):
     """A Dask cluster, through its client.
 
-    Workers must reach the paths of the stores. Handles are futures; Dask recomputes what a lost worker
-    held. A task that Dask gave up on, because too many workers died that had been given it, is run again by
-    itself: only if they go on dying under it alone it is to blame, and a :class:`PoisonError` names it.
-    So is one that Dask has lost: a task that was given to a worker, though others may do it, waits for ever
-    if there was a moment without any worker.
+    Workers must have access to the paths of the stores. Handles are futures; Dask recomputes what a lost
+    worker held. When too many workers that were assigned a task have died, Dask gives up on the task; it is
+    then run alone, and only if workers keep dying is it blamed, by a :class:`PoisonError` that names it.
+    A task that Dask has lost is run again too: one assigned to a particular worker can wait forever if the
+    cluster was without workers for a moment, even if other workers are allowed to run it.
 
     Parameters
     ----------
     client : distributed.Client
     patience : float
-        Seconds that the cluster may be without any worker; then the computation is
+        Seconds for which the cluster may have no workers before the computation is
         :class:`~kedrl_dask.utils.process.Stopped`.
     """
 
@@ -91,30 +91,33 @@ class DistributedExecutor(Executor):
 
     @property
     def n_threads(self) -> int:
-        """Threads of all workers; at least one, as workers may yet arrive."""
+        """Number of threads of all workers; at least one, because workers may still arrive."""
         return max(1, sum(self._workers().values()))
 
     @property
     def n_workers(self) -> int:
-        """Workers there now; at least one."""
+        """Current number of workers; at least one."""
         return max(1, len(self._workers()))
 
     @property
     def memory(self) -> int:
-        """Three fifths of the smallest worker's limit, where Dask begins to write memory to disk."""
-        with self._reached():
-            workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
-        limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
+        """Three fifths of the smallest worker's limit, above which Dask begins to spill to disk."""
+        limits = [facts["memory_limit"] for facts in self._worker_facts().values() if facts["memory_limit"]]
         return int(0.6 * min(limits, default=MEMORY_LIMIT))
 
     def _workers(self) -> dict[str, int]:
-        """Threads of the workers that are there, by their address."""
+        """Number of threads of each current worker, by its address."""
         with self._reached():
             return dict(self._client.nthreads())
 
+    def _worker_facts(self) -> dict[str, dict[str, Any]]:
+        """What the scheduler knows about each worker, by its address."""
+        with self._reached():
+            return self._client.scheduler_info(n_workers=-1)["workers"]
+
     @contextmanager
     def _reached(self) -> Iterator[None]:
-        """Whatever goes wrong in the body because the scheduler is gone is that."""
+        """Turn errors caused by the loss of the scheduler into :class:`Stopped`."""
         try:
             yield
         except Exception as error:
@@ -126,15 +129,15 @@ class DistributedExecutor(Executor):
         self._count += 1
         return f"kedrl-{name}-{self._run}-{self._count}"
 
-    def share(self, value: Any) -> Any:
-        """Turn the value into a task that returns it: unlike scattered data it outlives its worker.
+    def share(self, value: Value) -> Value:
+        """Turn the value into a task that returns it: unlike scattered data, it survives its worker.
 
-        A small value goes along with every task instead.
+        A small value is sent with every task instead.
         """
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
         if len(data) <= INLINE_BYTES:
-            return _Packed(data)
-        return _Handle(partial(self._send, data), f"a shared {type(value).__name__}")
+            return cast(Value, _Packed(data))
+        return cast(Value, _Handle(partial(self._send, data), f"a shared {type(value).__name__}"))
 
     def _send(self, data: bytes) -> Future:
         key, submit = self._key("share"), self._client.submit
@@ -145,18 +148,17 @@ class DistributedExecutor(Executor):
 
     def _submit(
         self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        shared: tuple[Any, ...],
+        task: Task[Item, Result],
+        items: Sequence[object],
         worker: str | None = None,
         retries: int = RETRIES,
     ) -> list[Future]:
-        """One message to the scheduler, whatever the number of items; others stand in for a lost worker."""
+        """Submit one task per item in a single message; other workers may replace the preferred one."""
         if not items:
             return []
-        n, key = len(items), self._key(function.__name__)
-        # As sequences of arguments: keyword arguments that are large become tasks named like them.
-        arguments = [[_sent(value)] * n for value in (function, self._driver, *shared)]
+        n, key = len(items), self._key(task.function.__name__)
+        # As sequences of arguments: large keyword arguments would become tasks named after them.
+        arguments = [[_sent(value)] * n for value in (task.function, self._driver, *task.shared)]
         keys = [f"{key}-{i}" for i in range(n)]
         where = {} if worker is None else {"workers": [worker], "allow_other_workers": True}
         given = [_sent(item) for item in items]
@@ -164,118 +166,113 @@ class DistributedExecutor(Executor):
             return self._client.map(_call, given, *arguments, key=keys, pure=False, retries=retries, **where)
 
     def warm_up(self, function: Callable[[int], None]) -> None:
-        """One task for each worker that is there; one that comes later warms up in its first task."""
+        """Submit one task for each current worker; later ones warm up in their first task."""
         workers = sorted(self._client.nthreads())
         self._warming = [
-            self._submit(function, [number], (), worker=worker)[0] for number, worker in enumerate(workers)
+            self._submit(Task(function), [number], worker)[0] for number, worker in enumerate(workers)
         ]
 
-    def hold(self, function: Callable[..., Any], items: Sequence[Any], *shared: Any) -> list[Any]:
-        """Handles of the results; each stays on the worker that computed it.
+    def _hold(self, task: Task[Item, Result], items: Sequence[Item]) -> list[Result]:
+        """Distribute the items over the threads of all workers.
 
-        Items are dealt out to the threads of all workers: left to itself, Dask would put all of them where
-        the shared values are.
+        By default, Dask would put all of them where the shared values are.
         """
         threads = sorted(self._workers().items())
         workers: list[str | None] = [address for address, n in threads for _ in range(n)] or [None]
 
-        def submit(item: Any, worker: str | None) -> Future:
-            return self._submit(function, [item], shared, worker if worker in self._workers() else None)[0]
+        def submit(item: Item, worker: str | None) -> Future:
+            return self._submit(task, [item], worker if worker in self._workers() else None)[0]
 
-        return [
-            _Handle(partial(submit, item, workers[i * len(workers) // len(items)]), words_of(function, item))
+        handles = [
+            _Handle(partial(submit, item, workers[i * len(workers) // len(items)]), task.words(item))
             for i, item in enumerate(items)
         ]
+        return cast(list[Result], handles)
 
-    def map(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        *shared: Any,
-        advance: Advance | None = None,
-    ) -> list[Any]:
+    def _map(
+        self, task: Task[Item, Result], items: Sequence[Item], advance: Advance | None = None
+    ) -> list[Result]:
         """Submit one task per item and gather the results in order."""
-        # Workers in this very process, as LocalCluster(processes=False) has, share its BLAS.
+        # Workers in this very process, such as those of LocalCluster(processes=False), share its BLAS.
         with self._blas.limit(limits=1):
-            futures = self._submit(function, items, shared)
-            # The client holds messages back for 10 ms after each one: word that the last futures can be
-            # forgotten must not go out before the next tasks do.
+            futures = self._submit(task, items)
+            # After each message the client holds back others for 10 ms: the release of the previous futures
+            # must not go out before the next tasks do.
             self._latest = futures
-            results = self._gather(futures, [words_of(function, item) for item in items], advance)
+            results = self._gather(futures, [task.words(item) for item in items], advance)
             for i in _given_up(results):
 
-                def submit(item: Any = items[i]) -> Future:
-                    for handle in (*shared, item):
-                        if isinstance(handle, _Handle):
-                            handle.renew()
-                    return self._submit(function, [item], shared)[0]
+                def submit(item: Item = items[i]) -> Future:
+                    for value in (*task.shared, item):
+                        if isinstance(value, _Handle):
+                            value.renew()
+                    return self._submit(task, [item])[0]
 
-                results[i] = self._computed(submit, words_of(function, items[i]))
-            return results
+                results[i] = self._computed(submit, task.words(items[i]))
+            return cast(list[Result], results)
 
-    def attempt(
-        self,
-        function: Callable[..., Any],
-        items: Sequence[Any],
-        *shared: Any,
-        advance: Advance | None = None,
-    ) -> list[Any]:
-        """One task per item; those whose workers died are tried again, each by itself.
+    def _attempt(
+        self, task: Task[Item, Result], items: Sequence[Item], advance: Advance | None
+    ) -> list[Result | Exception]:
+        """Submit one task per item; those whose workers died are tried again, one at a time.
 
-        Dask blames all tasks that a dead worker had been given, even while it was dying.
+        Dask blames every task that was assigned to a worker when it died.
         """
-        outcomes = self._outcomes(function, items, shared, advance)
+        outcomes = self._outcomes(task, items, advance)
         for i in _given_up(outcomes):
             for _ in range(LONE_TRIES):
                 if isinstance(outcomes[i], KilledWorker):
-                    (outcomes[i],) = self._outcomes(function, [items[i]], shared, None)
+                    (outcomes[i],) = self._outcomes(task, [items[i]], None)
         return outcomes
 
-    def _outcomes(self, function: Any, items: Any, shared: Any, advance: Advance | None) -> list[Any]:
+    def _outcomes(
+        self, task: Task[Item, Result], items: Sequence[Item], advance: Advance | None
+    ) -> list[Result | Exception]:
         with self._blas.limit(limits=1):
-            futures = self._submit(function, items, shared, retries=0)
+            futures = self._submit(task, items, retries=0)
 
-            def wait() -> list[Any]:
+            def wait() -> list[Result | Exception]:
                 self._count_done(futures, advance)
                 return [_outcome(future) for future in futures]
 
             return self._patiently(futures, wait)
 
-    def reduce(
+    def _reduce(
         self,
-        function: Callable[..., Any],
-        groups: Sequence[Sequence[Any]],
-        combine: Callable[[Any, Any], Any],
-        finish: Callable[..., Any],
-        *shared: Any,
-        advance: Advance | None = None,
-    ) -> list[Any]:
-        """One task per item and per pair; only what ``finish`` returns comes back."""
+        task: Task[Item, Value],
+        groups: Sequence[Sequence[Item]],
+        combine: Callable[[Value, Value], Value],
+        finish: Callable[..., Result],
+        advance: Advance | None,
+    ) -> list[Result]:
+        """Submit one task per item and per pair; only what ``finish`` returns comes back."""
 
-        def submit(called: Callable[..., Any], *arguments: Any) -> Future:
-            return self._submit(called, [arguments[0]], arguments[1:])[0]
+        def leaf(item: Item) -> Future:
+            return self._submit(task, [item])[0]
 
-        def leaf(item: Any) -> Future:
-            return submit(function, item, *shared)
+        def merged(first: Future, second: Future) -> Future:
+            return self._submit(Task(combine, (second,)), [first])[0]
 
-        def reduced(group: Sequence[Any], items: Sequence[Any], leaf: Callable[[Any], Future]) -> Future:
-            total = tree(items, leaf, lambda a, b: submit(combine, a, b))
-            return submit(finish, total, group, *shared)
+        def finished(group: Sequence[Item], total: Future) -> Future:
+            return self._submit(Task(finish, (group, *task.shared)), [total])[0]
 
         with self._blas.limit(limits=1):
-            futures = [reduced(group, group, leaf) for group in groups]
-            words = [words_of(function, group) for group in groups]
+            futures = [finished(group, tree(group, leaf, merged)) for group in groups]
+            words = [task.words(group) for group in groups]
             results = self._gather(futures, words, advance)
             for i in _given_up(results):
-                settled = [self._settle(partial(leaf, item), words_of(function, item)) for item in groups[i]]
-                last = self._settle(partial(reduced, groups[i], settled, lambda x: x), words[i])
-                results[i] = self._result(last)
-            return results
+                settled = [self._settle(partial(leaf, item), task.words(item)) for item in groups[i]]
 
-    def _gather(self, futures: list[Future], words: Sequence[str], advance: Advance | None) -> list[Any]:
-        """Results in the order of the futures; for those that Dask gave up on, why."""
+                def submit(group: Sequence[Item] = groups[i], leaves: list[Future] = settled) -> Future:
+                    return finished(group, tree(leaves, lambda future: future, merged))
 
-        def wait() -> list[Any]:
+                results[i] = self._result(self._settle(submit, words[i]))
+            return cast(list[Result], results)
+
+    def _gather(self, futures: list[Future], words: Sequence[str], advance: Advance | None) -> list[object]:
+        """Results in the order of the futures, with a KilledWorker for each task that Dask gave up on."""
+
+        def wait() -> list[object]:
             self._count_done(futures, advance)
             try:
                 return [_landed(result) for result in self._client.gather(futures)]
@@ -289,7 +286,8 @@ class DistributedExecutor(Executor):
         for outcome, described in zip(results, words, strict=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, KilledWorker):
                 self._cancel(futures)
-                raise noted(outcome, described)
+                outcome.add_note(f"in {described}")
+                raise outcome
         return results
 
     def _count_done(self, futures: list[Future], advance: Advance | None) -> None:
@@ -297,66 +295,61 @@ class DistributedExecutor(Executor):
             for _ in as_completed(futures, loop=self._client.loop):
                 advance()
 
-    def _result(self, future: Future) -> Any:
+    def _result(self, future: Future) -> object:
         return _landed(self._patiently([future], future.result))
 
-    def _computed(self, submit: Callable[[], Future], words: str) -> Any:
-        """Result of a task that is run by itself."""
+    def _computed(self, submit: Callable[[], Future], words: str) -> object:
+        """Result of a task that runs alone."""
         while True:
             try:
                 return self._result(self._settle(submit, words))
-            except _Stalled:  # workers came and went; those that are there now can do it
+            except _Stalled:  # workers came and went; the current ones can do it
                 continue
 
     def _settle(self, submit: Callable[[], Future], words: str) -> Future:
-        """Run a task by itself, and once more if its workers die: other tasks of theirs may be the cause."""
+        """Run a task alone, and again if its workers die, because other tasks of theirs may be the cause."""
         for _ in range(LONE_TRIES):
             future = submit()
             error = self._patiently([future], future.exception)
             if error is None:
                 return future
             if not isinstance(error, KilledWorker):
-                raise noted(error, words)
+                error.add_note(f"in {words}")
+                raise error
         raise PoisonError(
-            f"{words} ended every worker that ran it, {LONE_TRIES} times over while nothing else ran: look "
-            "into the workers' logs; it may need more memory than they have, or longer than they live"
+            f"{words} ended every worker that ran it, {LONE_TRIES} times while nothing else was running: see "
+            "the workers' logs; it may need more memory than they have, or more time than they are given"
         )
 
-    def _patiently(self, futures: list[Future], wait: Callable[[], Any]) -> Any:
-        """What ``wait`` returns; a cluster that is lost meanwhile, or an interruption, ends it.
+    def _patiently(self, futures: list[Future], wait: Callable[[], Value]) -> Value:
+        """Return what ``wait`` returns, unless the cluster is lost or the user interrupts before.
 
-        It waits in a thread of its own, as nothing that Dask offers can wait and look around.
+        It waits in its own thread, because no function of Dask can wait and check the cluster.
         """
-        answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        answer: threads.Future[Value] = threads.Future()
 
         def run() -> None:
             try:
-                answers.put((wait(), None))
-            except BaseException as error:  # raised below, where it belongs
-                answers.put((None, error))
+                answer.set_result(wait())
+            except BaseException as error:  # raised below
+                answer.set_exception(error)
 
         threading.Thread(target=run, name="kedrl-wait", daemon=True).start()
         latest_workers, n_stalls = monotonic(), 0
         try:
-            while True:
-                try:
-                    result, error = answers.get(timeout=LOOK_EVERY)
-                except queue.Empty:
-                    latest_workers = self._look(latest_workers)
-                    n_stalls = n_stalls + 1 if self._is_idle(futures) else 0
-                    if n_stalls == STALLS:
-                        raise _Stalled("the Dask scheduler has lost tasks; run the same again") from None
-                    continue
-                if error is None:
-                    return result
-                with self._reached():
-                    raise error
+            while not threads.wait([answer], LOOK_EVERY).done:
+                latest_workers = self._look(latest_workers)
+                n_stalls = n_stalls + 1 if self._is_idle(futures) else 0
+                if n_stalls == STALLS:
+                    raise _Stalled("the Dask scheduler has lost tasks; run the same command again")
+            with self._reached():
+                return answer.result()
         except BaseException:
             self._cancel(futures)
             raise
 
     def _look(self, latest_workers: float) -> float:
-        """When there were workers last; refuse to wait longer than patience goes."""
+        """Return the time at which there were workers last; stop if that is too long ago."""
         if self._workers():
             return monotonic()
         if monotonic() - latest_workers > self._patience:
@@ -364,12 +357,12 @@ class DistributedExecutor(Executor):
         return latest_workers
 
     def _is_idle(self, futures: list[Future]) -> bool:
-        """Whether there are futures to wait for, and a worker that does nothing, and none that does them."""
+        """Whether some futures are pending, a worker is idle, and none is running any of our tasks."""
         if not any(future.status == "pending" for future in futures):
             return False
         with self._reached():
             busy: dict[str, Sequence[str]] = dict(self._client.processing())
-            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        workers = self._worker_facts()
         is_idle = any(not busy.get(name) and facts["status"] == "running" for name, facts in workers.items())
         ours = f"-{self._run}-"
         return is_idle and not any(ours in str(key) for keys in busy.values() for key in keys)
@@ -381,42 +374,42 @@ class DistributedExecutor(Executor):
 
 def _outcome(future: Future) -> Any:
     """Result of a future, or the exception that it ended with."""
-    error = future.exception()  # waits: a future that was done goes on again if the holder of its result died
+    error = future.exception()  # waits: a finished future runs again if the worker with its result died
     return _landed(future.result()) if error is None else error.with_traceback(future.traceback())
 
 
 class _Packed(NamedTuple):
-    """A value as bytes of pickle, with its arrays among them.
+    """A value as pickled bytes that include its arrays.
 
-    Left to itself, Dask cuts arrays out of the message that they came in, at whatever address they have
-    there. NumPy copies an array at an odd address before it multiplies, in another order of memory than a
-    transposed one has, and some kernels of BLAS then round otherwise. Out of a pickle arrays come aligned.
+    By default, Dask takes arrays out of the message that they came in, at whatever address they have there.
+    NumPy copies an array at an odd address before a product, with a memory layout that differs from that of
+    a transposed array, and some BLAS kernels then round differently. Unpickled arrays are aligned.
     """
 
     data: bytes
 
 
-def _sent(value: Any) -> Any:
-    """What goes along with a task for a value: its future, if workers have it, or its bytes."""
+def _sent(value: object) -> object:
+    """What is sent with a task for a value: its future if workers have it, otherwise its bytes."""
     if isinstance(value, _Handle):
         return value.future
     return value if isinstance(value, _Packed | Future) else _Packed(dask_pickle.dumps(value))
 
 
-def _landed(value: Any) -> Any:
+def _landed(value: Value) -> Value:
     """A value that came from another process, with its arrays aligned; see :class:`_Packed`."""
     return pickle.loads(dask_pickle.dumps(value))
 
 
-def _given_up(results: list[Any]) -> list[int]:
+def _given_up(results: Sequence[object]) -> list[int]:
     return [i for i, result in enumerate(results) if isinstance(result, KilledWorker)]
 
 
-def _join(pieces: Sequence[bytes]) -> Any:
+def _join(pieces: Sequence[bytes]) -> object:
     return pickle.loads(b"".join(pieces))
 
 
-def _call(*sent: Any) -> Any:
+def _call(*sent: Any) -> object:
     """Run a chunk function on a worker with one BLAS thread; see ``DistributedExecutor._submit``."""
     item, function, driver, *shared = (
         pickle.loads(value.data) if isinstance(value, _Packed) else value for value in sent
@@ -428,5 +421,5 @@ def _call(*sent: Any) -> Any:
 
 @cache
 def _use_one_blas_thread() -> None:
-    """Once per worker process; under a nanny the environment has done it already."""
+    """Once per worker process; under a nanny, its environment has done so already."""
     ThreadpoolController().limit(limits=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -233,7 +233,7 @@ def combine_sums(first: Sums, second: Sums) -> Sums:
     return total
 
 
-def write_block(total: Sums, block: list[RowBlock], task: StreamingPass) -> None:
+def write_block(total: Sums, block: Sequence[RowBlock], task: StreamingPass) -> None:
     """Store the sums over a block of episodes, given by its pieces, where each belongs."""
     for path, place, names in task.sums[block[0].number]:
         _write_sums(path, place, {name: total[name] for name in names})
