@@ -486,11 +486,11 @@ PATHS = {
     ),
     "on a dangling link": (
         lambda b: (dangling(b.scratch / "d"), b.model.save(b.scratch / "d")),
-        "leads nowhere",
+        "dangling",
     ),
     "on a link loop": (
         lambda b: (link_loop(b.scratch / "l"), b.model.save(b.scratch / "l")),
-        "leads nowhere",
+        "dangling",
     ),
     "cache is a file": (
         lambda b: KEDRL(**SMALL).fit(b.store, POLICY, cache=b.store.path / "zarr.json"),

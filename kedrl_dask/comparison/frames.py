@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from kedrl_dask.comparison.contrasts import INTERVAL_PARTS
-from kedrl_dask.engine.storage.directories import check_vacant, remove
+from kedrl_dask.engine.storage.atomic import atomic_directory
 from kedrl_dask.numerics.laws.summaries import SUMMARIES
 
 __all__ = [
@@ -104,19 +103,13 @@ def write_parquet(dataset: xr.Dataset, path: str | Path) -> None:
     There is a file for each, ``summaries.parquet`` and so on; ``pandas.read_parquet`` reads them, with the
     dataset's caution, findings, seed, versions and fingerprint of the data as ``attrs``.
     """
-    path = check_vacant(path)
-    path.resolve().parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}-{uuid4().hex[:8]}")
-    partial.mkdir()
-    try:
+    with atomic_directory(path) as partial:
+        partial.mkdir()
         for name, (variable, make) in TABLES.items():
             if variable in dataset:
                 frame = make(dataset)
                 frame.attrs = {key: _plain(dataset.attrs[key]) for key in KEPT if key in dataset.attrs}
                 frame.to_parquet(partial / f"{name}.parquet", engine="pyarrow", index=False)
-        partial.rename(path)
-    finally:
-        remove(partial)
 
 
 def _plain(value: object) -> object:

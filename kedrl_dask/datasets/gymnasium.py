@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.validation import DataError
-from kedrl_dask.engine.storage.directories import PathLike, appearing
+from kedrl_dask.engine.storage.atomic import PathLike, atomic_directory
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_count, check_share, shown
@@ -95,14 +95,14 @@ def collect(
         check_count("collect: max_steps", max_steps, least=2)
     env = make(env) if isinstance(env, str) else env
     dims = {"state": _size(env, "observation"), "action": _size(env, "action")}
-    with appearing(path) as folder, Reporter(progress).stage("episodes", episodes) as advance:
+    with atomic_directory(path) as partial, Reporter(progress).stage("episodes", episodes) as advance:
         writer = None
         for number in range(episodes):
             rows = _episode(env, policy, np.random.default_rng([seed, number]), max_steps)
             if writer is None:
                 sizes = {f"{name}_dim": size for name, size in dims.items()}
                 sizes["reward_dim"] = rows.reward.shape[1]
-                writer = TransitionStore.writer(folder / "store", **sizes, chunk_rows=chunk_rows)
+                writer = TransitionStore.writer(partial, **sizes, chunk_rows=chunk_rows)
             ends = np.arange(len(rows.state)) == len(rows.state) - 1
             writer.append(
                 state=rows.state,

@@ -9,7 +9,7 @@ import numpy as np
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.validation import DataError
-from kedrl_dask.engine.storage.directories import PathLike, appearing
+from kedrl_dask.engine.storage.atomic import PathLike, atomic_directory
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import shown
 from kedrl_dask.utils.progress import Reporter
@@ -52,7 +52,7 @@ def from_minari(
             raise ValueError(
                 "Minari is not installed; install the extra: pip install 'kedrl-dask[rl]'"
             ) from error
-    with appearing(path) as folder, Reporter(progress).stage("episodes", len(dataset)) as advance:
+    with atomic_directory(path) as partial, Reporter(progress).stage("episodes", len(dataset)) as advance:
         writer = None
         for number, episode in enumerate(dataset.iterate_episodes()):
             rows = _rows(episode, number, reward_info)
@@ -60,7 +60,7 @@ def from_minari(
                 raise _wrong_reward(number, rows["reward"].shape, f"{reward_dim} coordinates")
             if writer is None:
                 sizes = {f"{name}_dim": rows[name].shape[1] for name in ("state", "action", "reward")}
-                writer = TransitionStore.writer(folder / "store", **sizes, chunk_rows=chunk_rows)
+                writer = TransitionStore.writer(partial, **sizes, chunk_rows=chunk_rows)
             writer.append(**rows, episode=np.full(len(rows["state"]), number))
             advance(1)
         if writer is None:

@@ -32,19 +32,12 @@ import numpy as np
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.storage.atomic import remove, write_atomic
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.engine.storage.checkpoints import Checkpoints
-from kedrl_dask.engine.storage.directories import DamageError, StoreError, digest, remove
+from kedrl_dask.engine.storage.directories import DamageError, StoreError, digest
 from kedrl_dask.engine.storage.lock import locked, now
-from kedrl_dask.engine.storage.manifest import (
-    commit,
-    committed,
-    damaged,
-    read_record,
-    revoke,
-    write_record,
-    write_whole,
-)
+from kedrl_dask.engine.storage.manifest import commit, committed, damaged, read_record, revoke, write_record
 from kedrl_dask.estimator.fitted.persistence import from_json, load, parameters
 from kedrl_dask.numerics.policies.families import LocationScale, Policy, from_dict
 from kedrl_dask.utils.process import Stopped, terminable
@@ -97,10 +90,10 @@ class Run:
     def note(self, event: str, **facts: Any) -> None:
         """Write a line into the log; a stage that ended, and the plan, get files of their own."""
         if event == "plan":
-            write_whole(self.path / "plan.json", json.dumps(facts["plan"], indent=1) + "\n")
+            write_atomic(self.path / "plan.json", json.dumps(facts["plan"], indent=1) + "\n")
             facts = facts["plan"]["totals"]
         if event == "stage finished":
-            write_whole(self.path / "stages" / f"{facts['stage'].replace(' ', '-')}.json", json.dumps(facts))
+            write_atomic(self.path / "stages" / f"{facts['stage'].replace(' ', '-')}.json", json.dumps(facts))
         line = json.dumps({"time": now(), "event": event, **facts}, default=str)
         with self._lock, (self.path / "log.jsonl").open("a") as log:
             log.write(line + "\n")
@@ -108,7 +101,7 @@ class Run:
     def _tidy(self) -> None:
         """Remove what a process that was killed had begun to write."""
         for partial in [*self.path.rglob("*.partial")]:
-            remove(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+            remove(partial)
 
     def _cache(self) -> Cache:
         """Where blocks are: here, or in the directory that was given. Those here are checked at once."""

@@ -15,6 +15,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, StrictUndefined
 
 from kedrl_dask._version import __version__
+from kedrl_dask.engine.storage.atomic import write_atomic
 from kedrl_dask.report import sentences
 from kedrl_dask.report.charts import chart_data, chart_items
 from kedrl_dask.report.content import Content
@@ -32,10 +33,7 @@ def write(content: Content, output: str | Path) -> Path:
         raise FileExistsError(f"{output} exists and is no report of kedrl; choose another path with --output")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent} is no directory; create it, or choose another path")
-    text = render(content)
-    partial = output.with_name(f".{output.name}-partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(output)
+    write_atomic(output, render(content))
     return output
 
 

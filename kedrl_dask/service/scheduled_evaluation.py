@@ -21,14 +21,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from kedrl_dask import report as reporting
 from kedrl_dask._version import __version__
@@ -38,8 +36,9 @@ from kedrl_dask.comparison.drift import Drift, compare_results
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.default import checked_executor
 from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.storage.atomic import atomic_directory, discard, remove
 from kedrl_dask.engine.storage.cache import Cache
-from kedrl_dask.engine.storage.directories import digest, remove
+from kedrl_dask.engine.storage.directories import digest
 from kedrl_dask.engine.storage.lock import locked
 from kedrl_dask.engine.storage.manifest import read_record, write_record
 from kedrl_dask.estimator.fitted import results
@@ -56,8 +55,6 @@ __all__ = ["Due", "Outcome", "due", "evaluate"]
 logger = logging.getLogger("kedrl_dask")
 
 KIND = "kedrl evaluation"
-#: Directories in the making, and those that are being removed.
-PARTIAL = ".partial-"
 #: Inputs whose answers the summary repeats; the store has all.
 SUMMARISED = 20
 
@@ -218,7 +215,7 @@ def evaluate(
         (output / "refused.json").unlink(missing_ok=True)
         Cache(output / "cache").prune(started)
         for old in [*_newest_first(output)][schedule.keep :]:
-            _discard(old)
+            discard(old)
         return outcome
 
 
@@ -246,21 +243,19 @@ def _evaluate(
     )
     name = _free_name(output / "results")
     drift = _drift(schedule, todo, found)
-    partial = output / f"{PARTIAL}{uuid4().hex[:8]}"
-    partial.mkdir()
-    for policy, model in found.models.items():
-        (partial / "models").mkdir(exist_ok=True)
-        model.save(partial / "models" / policy)
-    found.to_zarr(partial / "results.zarr")
-    content = from_results(found.dataset, str(output / "results" / name / "results.zarr"))
-    reporting.write(replace(content, drift=drift), partial / "report.html")
-    if config.source is not None:
-        shutil.copyfile(config.source.path, partial / "config.toml")
-    summary = _described(todo, found, drift, name)
-    write_record(partial / "summary.json", summary, durable=True)
-    (output / "results").mkdir(exist_ok=True)
-    os.rename(partial, output / "results" / name)
-    return Outcome(todo, output / "results" / name, summary)
+    result = output / "results" / name
+    with atomic_directory(result) as partial:
+        (partial / "models").mkdir(parents=True)
+        for policy, model in found.models.items():
+            model.save(partial / "models" / policy)
+        found.to_zarr(partial / "results.zarr")
+        content = from_results(found.dataset, str(result / "results.zarr"))
+        reporting.write(replace(content, drift=drift), partial / "report.html")
+        if config.source is not None:
+            shutil.copyfile(config.source.path, partial / "config.toml")
+        summary = _described(todo, found, drift, name)
+        write_record(partial / "summary.json", summary, durable=True)
+    return Outcome(todo, result, summary)
 
 
 def _drift(schedule: Schedule, todo: Due, found: Comparison) -> Drift:
@@ -329,14 +324,7 @@ def _free_name(folder: Path) -> str:
     return next(name for name in names if not (folder / name).exists())
 
 
-def _discard(result: Path) -> None:
-    """Remove a result: it is gone at once, whatever happens while its files are removed."""
-    out = result.parent.parent / f"{PARTIAL}{uuid4().hex[:8]}"
-    os.rename(result, out)
-    remove(out)
-
-
 def _tidy(output: Path) -> None:
     """Remove what a killed process left."""
-    for path in output.glob(f"{PARTIAL}*"):
+    for path in (*output.glob("results/.*.partial"), *output.glob(".partial-*")):  # version one's name
         remove(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.benchmark_points import evaluation_points
 from kedrl_dask.datasets.true_marginals import CentredMarginal
 from kedrl_dask.engine.execute.threads import ThreadExecutor
-from kedrl_dask.engine.storage.manifest import write_whole
+from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.studies.cell import parameters_of
@@ -177,7 +176,7 @@ def run(
     ]
     records = run_cells(output, STUDY, cover, cells, workers, Reporter())
     summary = _summarise(records, fixed)
-    write_whole(output / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_json(output / "summary.json", summary)
     return Outcome(records, summary)
 
 

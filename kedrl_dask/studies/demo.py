@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.benchmark_points import evaluation_points
 from kedrl_dask.engine.clusters.local import local_cluster
 from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.engine.storage.directories import remove
+from kedrl_dask.engine.storage.atomic import cleaned_up, remove
+from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.engine.storage.untrusted import check_parent
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.design import return_grid as grids
@@ -124,7 +124,7 @@ def run(
             reporting.write(content, path / "report.html")
         request = {"pair": pair, "profile": profile, "seed": seed, "workers": workers}
         summary = _summarise(model, evaluation, request, time.perf_counter() - start)
-        (path / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n")
+        write_json(path / "summary.json", summary)
     return Outcome(model, evaluation.errors, summary)
 
 
@@ -189,26 +189,14 @@ def _draw(
 def _complete_or_absent(output: Path, overwrite: bool) -> Iterator[Path]:
     """Directory whose content moves to ``output`` if the body succeeds, and is removed if it does not."""
     _check_output(output, overwrite)
-    is_new = not output.exists()
-    output.mkdir(parents=True, exist_ok=True)
-    partial = output / PARTIAL
-    remove(partial)
-    try:
+    remove(output / PARTIAL)
+    with cleaned_up(output.absolute() / PARTIAL) as partial:
         partial.mkdir()
         yield partial
-    except BaseException:
-        remove(partial)
-        if is_new:
-            with suppress(OSError):
-                output.rmdir()
-        raise
-    # Without its summary the directory does not look complete, and it still counts as a demo's.
+    # Entry by entry, because an existing directory may be a mount point, which cannot be renamed. Without its
+    # summary it does not look complete; the partial directory still marks it as a demo's.
     for name in WRITTEN:
-        old = output / name
-        if old.is_dir():
-            rmtree(old)
-        else:
-            old.unlink(missing_ok=True)
+        remove(output / name)
     for name in reversed(WRITTEN):
         if (partial / name).exists():
             (partial / name).rename(output / name)

@@ -8,7 +8,6 @@ release, which takes the paired construction, for which there is no bootstrap.
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from rich.table import Table
 from kedrl_dask.datasets.gymnasium import collect, make, monte_carlo
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.cache import Cache
-from kedrl_dask.engine.storage.manifest import write_whole
+from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.policies.families import Gaussian
 from kedrl_dask.plots.style import BLUE, ORANGE, Figure
@@ -143,7 +142,7 @@ def run(
         "seconds": model.diagnostics_["seconds"],
         "rows": rows,
     }
-    write_whole(output / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_json(output / "summary.json", summary)
     if draw:
         (output / "plots").mkdir(exist_ok=True)
         _draw(rows).savefig(output / "plots" / "reservoir.png", dpi=150)

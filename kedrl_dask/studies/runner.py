@@ -23,9 +23,9 @@ from kedrl_dask._version import __version__
 from kedrl_dask.engine.clusters.local import local_cluster
 from kedrl_dask.engine.execute.default import default_executor
 from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.storage.atomic import remove, write_atomic
 from kedrl_dask.engine.storage.cache import fingerprint
-from kedrl_dask.engine.storage.directories import remove
-from kedrl_dask.engine.storage.manifest import read_json, write_whole
+from kedrl_dask.engine.storage.manifest import read_json, write_json
 from kedrl_dask.engine.storage.untrusted import check_parent
 from kedrl_dask.utils.progress import Reporter
 
@@ -150,7 +150,7 @@ def claim(output: Path, study: str) -> None:
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty and holds no study; {remedy}")
     output.mkdir(parents=True, exist_ok=True)
-    write_whole(mark, json.dumps({"kind": KIND, "study": study, "version": __version__}, indent=1) + "\n")
+    write_json(mark, {"kind": KIND, "study": study, "version": __version__})
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def _compute_and_file(cell: Cell, compute: Compute, output: Path, scratch: Path)
     finally:
         remove(work)
     record = {"labels": dict(cell.labels), "seconds": time.perf_counter() - start, "result": result}
-    write_whole(_record_path(output, cell), json.dumps(record, allow_nan=False))
+    write_json(_record_path(output, cell), record, indent=None)
 
 
 def _note_failures(output: Path, cells: Sequence[Cell], outcomes: Sequence[Any]) -> dict[str, str]:
@@ -193,7 +193,7 @@ def _note_failures(output: Path, cells: Sequence[Cell], outcomes: Sequence[Any])
         path.unlink(missing_ok=True)
         if isinstance(outcome, Exception):
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, "".join(traceback.format_exception(outcome)))
+            write_atomic(path, "".join(traceback.format_exception(outcome)))
             failed[cell.name] = traceback.format_exception_only(outcome)[-1].strip()
     return failed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kedrl_dask.engine.storage.manifest import write_whole
+from kedrl_dask.engine.storage.atomic import write_atomic
+from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
@@ -119,9 +119,9 @@ def run(
         Settings(**KEDRL(**cell.settings["parameters"]).get_params(deep=False))
     records = run_cells(output, STUDY, compare, planned, workers, reporter)
     table = _table(records)
-    write_whole(output / "errors.csv", table.to_csv(index=False))
+    write_atomic(output / "errors.csv", table.to_csv(index=False))
     summary = _summarise(records, table, pair)
-    write_whole(output / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_json(output / "summary.json", summary)
     if draw:
         (output / "plots").mkdir(exist_ok=True)
         _draw(table).savefig(output / "plots" / "sensitivity.png", dpi=150)

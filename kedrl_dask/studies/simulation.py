@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kedrl_dask.datasets.simulation import PAIRS
-from kedrl_dask.engine.storage.manifest import write_whole
+from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.studies import figures, tables
 from kedrl_dask.studies.cell import compare, parameters_of
 from kedrl_dask.studies.profiles import PAPER, PROFILES, Profile
@@ -103,7 +102,7 @@ def run(
     with reporter.stage("tables"):
         points, fits = tables.write(output, records, "Simulation study")
     summary = _summarise(records, points, fits)
-    write_whole(output / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_json(output / "summary.json", summary)
     if draw:
         with reporter.stage("plots"):
             (output / "plots").mkdir(exist_ok=True)

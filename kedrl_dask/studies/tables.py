@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from kedrl_dask.engine.storage.directories import remove
-from kedrl_dask.engine.storage.manifest import write_whole
+from kedrl_dask.engine.storage.atomic import atomic_directory, write_atomic
 from kedrl_dask.studies.cell import FIT_METRICS, POINT_METRICS
 from kedrl_dask.studies.runner import Records
 
@@ -58,16 +56,11 @@ def dataset(points: pd.DataFrame, fits: pd.DataFrame, labels: Sequence[str], tit
 def write(output: Path, records: Records, title: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Write ``points.csv``, ``fits.csv`` and ``results.zarr``; each appears when it is complete."""
     points, fits = points_table(records), fits_table(records)
-    write_whole(output / "points.csv", points.to_csv(index=False))
-    write_whole(output / "fits.csv", fits.to_csv(index=False))
-    partial, final = output / f".results-{uuid4().hex[:8]}", output / "results.zarr"
-    try:
+    write_atomic(output / "points.csv", points.to_csv(index=False))
+    write_atomic(output / "fits.csv", fits.to_csv(index=False))
+    with atomic_directory(output / "results.zarr", overwrite=True) as partial:
         content = dataset(points, fits, list(records.done[0][0].labels), title)
         content.to_zarr(partial, mode="w", zarr_format=3, consolidated=False)
-        remove(final)
-        partial.rename(final)
-    finally:
-        remove(partial)
     return points, fits
 
 

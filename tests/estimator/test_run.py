@@ -254,14 +254,14 @@ def test_checkpoints__are_due_after_their_interval(tmp_path, monkeypatch):
     problem, last = InMemory(), []
     keeper = SimpleNamespace(is_due=False, restore=lambda *_: None, keep=lambda *kept: last.append(kept))
     PCG().solve(problem, keeper=keeper)
-    clock, write = [100.0], checkpoints.write_whole
+    clock, write = [100.0], checkpoints.write_atomic
     monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def slowly(*arguments, **options):
         clock[0] += writing
         write(*arguments, **options)
 
-    monkeypatch.setattr(checkpoints, "write_whole", slowly)
+    monkeypatch.setattr(checkpoints, "write_atomic", slowly)
     for writing, interval in ((0.0, 10.0), (0.1, 10.0), (0.5, 25.0)):
         keeper = Checkpoints(tmp_path / str(writing), 10.0, Notes())
         clock[0] += 9.9

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from kedrl_dask.datasets.expedia.columns import COLUMNS, COMPETITORS, NULL, Column
+from kedrl_dask.engine.storage.atomic import atomic_file
 from kedrl_dask.engine.storage.untrusted import require_space
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import MOST_SEED, check_count
@@ -70,18 +71,13 @@ def write_like_published(
         raise FileExistsError(f"{path} exists; choose another path, or remove it")
     require_space(path, ROW_BYTES * LIST_ROWS * n_searches)
     destinations = _Destinations.draw(n_destinations, np.random.default_rng([seed, 0]))
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write((",".join(column.name for column in COLUMNS) + "\n").encode())
-            for n, rows in _pieces(destinations, n_searches, seed):
-                table = pa.table({column.name: _texts(rows[column.name], column) for column in COLUMNS})
-                csv.write_csv(table, file, csv.WriteOptions(include_header=False, quoting_style="none"))
-                if advance is not None:
-                    advance(n)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic_file(path) as file:
+        file.write((",".join(column.name for column in COLUMNS) + "\n").encode())
+        for n, rows in _pieces(destinations, n_searches, seed):
+            table = pa.table({column.name: _texts(rows[column.name], column) for column in COLUMNS})
+            csv.write_csv(table, file, csv.WriteOptions(include_header=False, quoting_style="none"))
+            if advance is not None:
+                advance(n)
     return path
 
 

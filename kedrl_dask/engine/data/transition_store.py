@@ -24,7 +24,8 @@ from kedrl_dask.engine.data.validation import (
 )
 from kedrl_dask.engine.data.writer import Writer, fingerprint, open_committed
 from kedrl_dask.engine.storage.array_store import ArrayStore
-from kedrl_dask.engine.storage.directories import PathLike, StoreError, check_vacant, digest
+from kedrl_dask.engine.storage.atomic import PathLike, check_vacant
+from kedrl_dask.engine.storage.directories import StoreError, digest
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.html import html_table

@@ -25,7 +25,8 @@ from kedrl_dask.engine.data.validation import (
     check_sequence,
 )
 from kedrl_dask.engine.storage.array_store import ArrayStore
-from kedrl_dask.engine.storage.directories import PathLike, StoreError, digest
+from kedrl_dask.engine.storage.atomic import PathLike
+from kedrl_dask.engine.storage.directories import StoreError, digest
 from kedrl_dask.engine.storage.lock import locked
 from kedrl_dask.engine.storage.manifest import checksum_of
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from kedrl_dask.engine.ingest.external_sort import Buckets
 from kedrl_dask.engine.ingest.first_pass import Survey, survey
 from kedrl_dask.engine.ingest.parsing import Parsed, parse
 from kedrl_dask.engine.ingest.readers import Source, open_source
-from kedrl_dask.engine.storage.directories import PathLike, appearing, check_vacant
+from kedrl_dask.engine.storage.atomic import PathLike, atomic_directory, check_vacant
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_word
 from kedrl_dask.utils.progress import Reporter
@@ -100,18 +101,19 @@ def ingest(
     opened, reporter = open_source(source, format), Reporter(progress)
     with reporter.stage("reading the table") as advance:
         found = survey(opened, named, standardised, advance)
-    with appearing(path) as folder:
-        (folder / "buckets").mkdir()  # beside the store, where there is room for it
-        n_bytes = found.n_rows * 8 * (len(named.names) + 3)
-        with Buckets(folder / "buckets", found.episodes, n_bytes) as buckets:
-            with reporter.stage("sorting by episode", found.n_rows) as advance:
-                for rows in _typed_rows(opened, named, found):
-                    buckets.add(rows)
-                    advance(len(rows["row"]))
-            with reporter.stage("writing the store", found.n_rows) as advance:
-                to = folder / "store", opened, named, found, buckets, lone_rows == "drop", chunk_rows
-                done = _write(*to, advance)
-    return done
+    n_bytes = found.n_rows * 8 * (len(named.names) + 3)
+    with (
+        atomic_directory(path) as partial,
+        # Beside the store, where there is room for it.
+        TemporaryDirectory(prefix=f".{path.name}-", dir=partial.parent) as folder,
+        Buckets(Path(folder), found.episodes, n_bytes) as buckets,
+    ):
+        with reporter.stage("sorting by episode", found.n_rows) as advance:
+            for rows in _typed_rows(opened, named, found):
+                buckets.add(rows)
+                advance(len(rows["row"]))
+        with reporter.stage("writing the store", found.n_rows) as advance:
+            return _write(partial, opened, named, found, buckets, lone_rows == "drop", chunk_rows, advance)
 
 
 def _typed_rows(source: Source, columns: Columns, found: Survey) -> Iterator[dict[str, Array]]:

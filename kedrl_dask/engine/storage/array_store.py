@@ -19,14 +19,8 @@ from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.storage import manifest
-from kedrl_dask.engine.storage.directories import (
-    DamageError,
-    PathLike,
-    PlainFiles,
-    StoreError,
-    check_vacant,
-    part_name,
-)
+from kedrl_dask.engine.storage.atomic import PathLike, check_vacant
+from kedrl_dask.engine.storage.directories import DamageError, PlainFiles, StoreError, part_name
 from kedrl_dask.engine.storage.schema import ArraySpec
 from kedrl_dask.engine.storage.untrusted import checked_path, reason, what_is_foreign
 from kedrl_dask.utils.arrays import Array

@@ -16,7 +16,8 @@ from uuid import uuid4
 import numpy as np
 
 from kedrl_dask.engine.storage.array_store import FORMAT_VERSION
-from kedrl_dask.engine.storage.directories import digest, remove
+from kedrl_dask.engine.storage.atomic import atomic_directory, remove
+from kedrl_dask.engine.storage.directories import digest
 from kedrl_dask.engine.storage.manifest import MANIFEST, commit, committed, damaged, revoke
 
 __all__ = ["Cache", "Facts", "fingerprint"]
@@ -188,26 +189,17 @@ class Cache:
             os.utime(path.parent)  # for prune
             return path
         entry = path.parent
-        unfinished = entry.with_name(f"{entry.name}.{uuid4().hex}.partial")
         try:
-            unfinished.mkdir()
-            make(unfinished / RESULT)
-            files = (file for file in sorted((unfinished / RESULT).rglob(pattern)) if file.is_file())
-            commit(unfinished / RESULT, WHOLE, files)
-            _move(unfinished, entry)
-        finally:
-            remove(unfinished)
+            with atomic_directory(entry) as partial:
+                partial.mkdir()
+                make(partial / RESULT)
+                files = (file for file in sorted((partial / RESULT).rglob(pattern)) if file.is_file())
+                commit(partial / RESULT, WHOLE, files)
+        except OSError:
+            if not entry.exists():  # or else another process was faster
+                raise
         self._checked.add((path, WHOLE))
         return path
-
-
-def _move(unfinished: Path, entry: Path) -> None:
-    """Give an entry its name, unless another process was faster."""
-    try:
-        os.rename(unfinished, entry)
-    except OSError:
-        if not entry.exists():
-            raise
 
 
 def fingerprint(facts: Facts) -> str:

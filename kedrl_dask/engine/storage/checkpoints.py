@@ -13,8 +13,9 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
+from kedrl_dask.engine.storage.atomic import write_atomic
 from kedrl_dask.engine.storage.directories import digest
-from kedrl_dask.engine.storage.manifest import commit, committed, damaged, revoke, write_whole
+from kedrl_dask.engine.storage.manifest import commit, committed, damaged, revoke
 from kedrl_dask.numerics.criterion.preconditioner import Coordinates
 from kedrl_dask.numerics.solvers.base import Kept, Record
 from kedrl_dask.utils.arrays import Array
@@ -69,7 +70,7 @@ class Checkpoints:
         numbers = self._numbers()
         number = max(numbers, default=0) + 1
         file = self._file(number)
-        write_whole(file, content.getbuffer(), durable=True)
+        write_atomic(file, content.getbuffer(), durable=True)
         commit(self._path, str(number), [file], durable=True)
         for old in sorted(numbers)[: 1 - KEPT]:
             self._forget(old)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+
+from kedrl_dask.engine.storage.atomic import write_atomic
 
 __all__ = [
     "MANIFEST",
@@ -21,8 +21,8 @@ __all__ = [
     "read_json",
     "read_record",
     "revoke",
+    "write_json",
     "write_record",
-    "write_whole",
 ]
 
 #: Beside the directory that it speaks of: the manifest, one small file for each of its parts.
@@ -31,27 +31,9 @@ MANIFEST = "manifest"
 PIECE = 2**22
 
 
-def write_whole(path: Path, content: str | bytes | memoryview, durable: bool = False) -> None:
-    """Write a file that appears when it is complete.
-
-    ``durable`` waits until the disk has it, and its name: it then survives a crash of the machine too.
-    """
-    partial = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+def write_json(path: Path, content: object, indent: int | None = 1) -> None:
+    """Write a JSON file atomically; NaN and infinity, which JSON does not have, are refused."""
+    write_atomic(path, json.dumps(content, indent=indent, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -66,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_record(path: Path, content: dict[str, Any], durable: bool = False) -> None:
     """Write an object as JSON, with a checksum of it inside."""
     text = json.dumps({**content, "checksum": checksum_of(content)}, indent=1)
-    write_whole(path, text + "\n", durable)
+    write_atomic(path, text + "\n", durable)
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.streaming_pass import Continuation, warm_up
 from kedrl_dask.engine.plan.plan import Plan
+from kedrl_dask.engine.storage.atomic import remove
 from kedrl_dask.engine.storage.cache import Cache
-from kedrl_dask.engine.storage.directories import remove
 from kedrl_dask.engine.storage.untrusted import checked_path
 from kedrl_dask.estimator.fit.design import Choices, make_choices
 from kedrl_dask.estimator.fit.paired import Pairing

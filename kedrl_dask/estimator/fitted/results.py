@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import numpy as np
 import xarray as xr
 
-from kedrl_dask.engine.storage.directories import remove
+from kedrl_dask.engine.storage.atomic import atomic_directory
 from kedrl_dask.estimator.fitted import persistence
 from kedrl_dask.estimator.fitted.diagnostics import versions
 from kedrl_dask.estimator.fitted.findings import Finding
@@ -158,12 +157,5 @@ def write_zarr(dataset: xr.Dataset, path: str | Path) -> None:
 
     Read it with :func:`read_zarr`, or ``xarray.open_zarr(path, consolidated=False)``.
     """
-    path = Path(path)
-    if path.exists():
-        raise FileExistsError(f"{path} exists; give a new path, or remove it first")
-    partial = path.with_name(f".{path.name}-{uuid4().hex[:8]}")
-    try:
+    with atomic_directory(path) as partial:
         dataset.to_zarr(partial, mode="w", zarr_format=3, consolidated=False)
-        partial.rename(path)
-    finally:
-        remove(partial)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 from kedrl_dask.datasets.expedia.panel import PAPER_TEST, PAPER_TRAINING
-from kedrl_dask.engine.storage.directories import remove
-from kedrl_dask.engine.storage.manifest import write_whole
+from kedrl_dask.engine.storage.atomic import remove, write_atomic
+from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.studies.expedia import figures
 from kedrl_dask.studies.expedia.fits import CACHE, fit
 from kedrl_dask.studies.expedia.page import page
@@ -86,8 +85,8 @@ def run(
         with reporter.stage("plots"):
             drawn = _draw(output / "plots", fits, recovered, prepared)
     summary["seconds"] = time.perf_counter() - start
-    write_whole(output / "summary.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    write_whole(output / "report.html", page(summary, drawn))
+    write_json(output / "summary.json", summary)
+    write_atomic(output / "report.html", page(summary, drawn))
     remove(output / CACHE)  # its sums are gigabytes, and the fits that they serve are filed
     return summary
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.storage.cache import fingerprint
-from kedrl_dask.engine.storage.manifest import read_json, write_whole
+from kedrl_dask.engine.storage.manifest import read_json, write_json
 from kedrl_dask.estimator.fitted.findings import mass_findings, model_findings
 from kedrl_dask.estimator.fitted.persistence import finite
 from kedrl_dask.estimator.kedrl import KEDRL
@@ -62,7 +61,7 @@ def fit(
 
 def _file(record: Path, result: dict[str, Any]) -> None:
     record.parent.mkdir(exist_ok=True)
-    write_whole(record, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    write_json(record, result)
 
 
 def _numbers(model: KEDRL, prepared: Prepared, name: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from kedrl_dask.datasets import expedia
 from kedrl_dask.datasets.expedia import ClippedGaussian, Encoder
 from kedrl_dask.datasets.expedia.columns import ACTION, REWARD, STATE
 from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.engine.storage.directories import remove
-from kedrl_dask.engine.storage.manifest import read_json, write_whole
+from kedrl_dask.engine.storage.atomic import remove
+from kedrl_dask.engine.storage.manifest import read_json, write_json
 from kedrl_dask.studies.expedia.specification import POLICIES
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.process import driver_blas_threads
@@ -110,7 +110,7 @@ def prepare(output: Path, request: Request, reporter: Reporter) -> Prepared:
         remove(folder)
         (output / PANEL).unlink(missing_ok=True)
         panel = _build(output, folder, request, reporter) | {"request": facts}
-        write_whole(output / PANEL, json.dumps(panel, indent=1, allow_nan=False) + "\n")
+        write_json(output / PANEL, panel)
     training, test = (TransitionStore.open(folder / name) for name in ("training", "test"))
     encoder = Encoder(**panel["encoder"] | {"clicks": tuple(panel["encoder"]["clicks"])})
     with reporter.stage("policies"), driver_blas_threads():

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedrl_dask import __version__
-from kedrl_dask.engine.storage import directories
+from kedrl_dask.engine.storage import atomic
 from kedrl_dask.engine.storage.array_store import FORMAT_VERSION, ArrayStore
-from kedrl_dask.engine.storage.directories import StoreError, digest, remove
+from kedrl_dask.engine.storage.atomic import remove
+from kedrl_dask.engine.storage.directories import StoreError, digest
 from kedrl_dask.engine.storage.schema import TRANSITIONS, ArraySpec
 
 SPECS = (
@@ -299,7 +300,7 @@ def test_remove__waits_for_a_write_that_was_interrupted(tmp_path, monkeypatch):
 def test_remove__does_not_wait_for_a_thread_that_is_stuck(tmp_path, monkeypatch):
     """An interruption can leave zarr's thread waiting for a lock that nobody gives back."""
     make(tmp_path / "s")
-    monkeypatch.setattr(directories, "MOST_SECONDS_OF_WRITES", 0.2)
+    monkeypatch.setattr(atomic, "MOST_SECONDS_OF_WRITES", 0.2)
     unstuck = threading.Event()
     zarr.core.sync._get_loop().call_soon_threadsafe(unstuck.wait)
     start = time.monotonic()
