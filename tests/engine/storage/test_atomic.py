@@ -13,14 +13,31 @@ def names(path):
     return sorted(entry.name for entry in path.iterdir())
 
 
+def fill(path, content="file", overwrite=False, then=lambda: None):
+    """Make a directory with one file in it."""
+    with atomic_directory(path, overwrite) as partial:
+        partial.mkdir()
+        (partial / content).touch()
+        then()
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_file__replaces_only_when_complete(tmp_path, durable):
     path = tmp_path / "file"
+
+    def interrupted():
+        with atomic_file(path, durable) as file:
+            file.write(b"half")
+            assert path.read_text() == "old"
+            interrupt()
+
     write_atomic(path, "old", durable)
-    with pytest.raises(KeyboardInterrupt), atomic_file(path, durable) as file:
-        file.write(b"half")
-        assert path.read_text() == "old"
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_text() == "old"
     write_atomic(path, memoryview(b"new"), durable)
     assert path.read_text() == "new"
@@ -29,53 +46,43 @@ def test_file__replaces_only_when_complete(tmp_path, durable):
 
 def test_directory__appears_with_its_parents_or_not_at_all(tmp_path):
     path = tmp_path / "a" / "b" / "c"
-    with pytest.raises(KeyboardInterrupt), atomic_directory(path) as partial:
-        partial.mkdir()
-        (partial / "file").touch()
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, then=interrupt)
     assert not names(tmp_path)
-    with atomic_directory(path) as partial:
-        partial.mkdir()
-        (partial / "file").touch()
-        assert not path.exists()
+    seen = []
+    fill(path, then=lambda: seen.append(path.exists()))
+    assert seen == [False]
     assert names(path.parent) == ["c"]
     assert names(path) == ["file"]
 
 
 def test_directory__takes_an_empty_one_and_refuses_another(tmp_path):
     (tmp_path / "empty").mkdir()
-    with atomic_directory(tmp_path / "empty") as partial:
-        partial.mkdir()
-        (partial / "file").touch()
+    fill(tmp_path / "empty")
     assert names(tmp_path / "empty") == ["file"]
-    with pytest.raises(FileExistsError, match="already exists"), atomic_directory(tmp_path / "empty"):
-        pass
+    with pytest.raises(FileExistsError, match="already exists"):
+        fill(tmp_path / "empty")
 
 
 def test_directory__appeared_meanwhile_is_kept(tmp_path):
     path = tmp_path / "d"
-    with pytest.raises(OSError, match="not empty"), atomic_directory(path) as partial:
-        partial.mkdir()
-        path.mkdir()
-        (path / "theirs").touch()
+    with pytest.raises(OSError, match="not empty"):
+        fill(path, then=lambda: (path / "theirs").mkdir(parents=True))
     assert names(tmp_path) == ["d"]
     assert names(path) == ["theirs"]
 
 
 def test_directory__overwritten_in_one_step(tmp_path):
     path = tmp_path / "d"
-    for content in ("old", "new"):
-        with atomic_directory(path, overwrite=True) as partial:
-            partial.mkdir()
-            (partial / content).touch()
+    fill(path, "old", overwrite=True)
+    fill(path, "new", overwrite=True)
     assert names(path) == ["new"]
     assert names(tmp_path) == ["d"]
 
 
 def test_directory__the_old_one_comes_back_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
     path, rename = tmp_path / "d", os.rename
-    path.mkdir()
-    (path / "old").touch()
+    fill(path, "old")
 
     def failing(source, target):
         if target == path and "new" in names(source):
@@ -83,9 +90,8 @@ def test_directory__the_old_one_comes_back_if_the_new_one_cannot_take_its_place(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", failing)
-    with pytest.raises(PermissionError), atomic_directory(path, overwrite=True) as partial:
-        partial.mkdir()
-        (partial / "new").touch()
+    with pytest.raises(PermissionError):
+        fill(path, "new", overwrite=True)
     assert names(path) == ["old"]
     assert names(tmp_path) == ["d"]
 
