@@ -8,18 +8,23 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "Actions",
     "Array",
     "Atoms",
     "Coefficients",
+    "Complex",
     "Features",
+    "Frequencies",
     "Indices",
     "Inputs",
     "Mask",
+    "Matrices",
     "Matrix",
     "Points",
     "Real",
     "Record",
     "Vector",
+    "Waves",
     "Weights",
 ]
 
@@ -34,6 +39,9 @@ Points = Real
 Inputs = Real
 """(n, p + q): a state and an action a row."""
 
+Actions = Real
+"""(n, q): one action a row; or (k, n, q): k draws for every state."""
+
 Atoms = Real
 """(m, d): the points of the return grid."""
 
@@ -46,11 +54,23 @@ Coefficients = Real
 Features = Real
 """(n, Q): features of a kernel, whose products approximate it."""
 
+Frequencies = Real
+"""(Q, d): W, one frequency of the return kernel's spectral measure a row."""
+
+Waves = Real
+"""(n, 2Q): exp(iWz) of every point z, real and imaginary parts in turn."""
+
 Matrix = Real
 """Any other matrix: Gram matrices, factors, sums of products."""
 
+Matrices = Real
+"""(k, r, c): one matrix for every point, block or term."""
+
 Vector = Real
 """Any other vector."""
+
+Complex = npt.NDArray[np.complexfloating[Any, Any]]
+"""Waves seen as complex numbers."""
 
 Indices = npt.NDArray[np.integer[Any]]
 """Row numbers."""

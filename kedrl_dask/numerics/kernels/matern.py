@@ -106,7 +106,7 @@ class Matern:
     >>> import numpy as np
     >>> kernel = Matern(nu=1.5, length_scale=2.0)
     >>> kernel(np.zeros((1, 3)), np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])).round(4)
-    array([[1.    , 0.7848]])
+    array([[1.    , 0.7849]])
     """
 
     nu: float = 5.5
