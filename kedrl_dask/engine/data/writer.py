@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from numbers import Integral
@@ -33,6 +32,7 @@ from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.engine.storage.untrusted import MOST_SIZE, MOST_UNPACKED_BYTES
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_count, cut
+from kedrl_dask.utils.exceptions import warn
 
 __all__ = ["Writer", "fingerprint", "open_committed"]
 
@@ -336,13 +336,13 @@ class Writer:
             for column in np.flatnonzero(constant):
                 value = of_array.minimum[column]
                 message = f"{name}: column {column} is {value} in every row; leave out a constant column"
-                warnings.warn(message, DataWarning, stacklevel=3)
+                warn(message, DataWarning)
             for column in np.flatnonzero(~constant & (of_array.deviation <= ROUNDING * of_array.largest)):
                 message = (
                     f"{name}: column {column} differs from {of_array.mean[column]} by rounding only, and "
                     "counts as constant; give it as the difference from this"
                 )
-                warnings.warn(message, DataWarning, stacklevel=3)
+                warn(message, DataWarning)
 
     def _checked_moments(self) -> dict[str, Moments]:
         """Moments of all rows, if these can be committed."""

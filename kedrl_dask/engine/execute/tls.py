@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import warnings
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 from distributed import Client, Security
 
 from kedrl_dask.engine.storage.untrusted import checked_path
+from kedrl_dask.utils.exceptions import warn
 
 __all__ = ["Certificates", "InsecureClusterWarning", "cluster_security", "is_loopback", "warn_of_plain_text"]
 
@@ -97,10 +97,9 @@ def warn_of_plain_text(client: Client) -> None:
     scheme, host = urlsplit(address).scheme, urlsplit(address).hostname or ""
     if scheme in ("", "inproc", "tls", "wss") or is_loopback(host):
         return
-    warnings.warn(
+    warn(
         f"the scheduler at {address} is not on loopback and its traffic is not encrypted: whoever reaches it "
         "can run code as you; start the cluster with security=distributed.Security.temporary(), or with "
         "certificates",
         InsecureClusterWarning,
-        stacklevel=4,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ from kedrl_dask.numerics.solvers import Solution, by_name
 from kedrl_dask.numerics.solvers.base import Keeper, Problem, Record
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import shown
-from kedrl_dask.utils.exceptions import require_finite
+from kedrl_dask.utils.exceptions import require_finite, warn
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["Fit", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_fit", "workspace"]
@@ -83,7 +82,7 @@ def check_policy(policy: Policy, store: TransitionStore) -> None:
     rng = np.random.default_rng(0)
     checked_draws(policy, state, 1, rng, store.action_dim, "the first rows of the store")
     for finding in rehearse(policy, store).findings:
-        warnings.warn(finding, PolicyWarning, stacklevel=4)
+        warn(finding, PolicyWarning)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +13,7 @@ from kedrl_dask.numerics.laws.recovery import LARGE_RESIDUAL, Recovered
 from kedrl_dask.numerics.solvers import AdamW, Result, by_name
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import is_word, shown
-from kedrl_dask.utils.exceptions import NumericalWarning
+from kedrl_dask.utils.exceptions import NumericalWarning, warn
 
 if TYPE_CHECKING:
     from kedrl_dask.estimator.kedrl import KEDRL
@@ -200,11 +199,10 @@ def _asks_for_pairs(model: KEDRL) -> bool:
 def warn_of_separation(model: KEDRL) -> None:
     """At the end of a fit, in the name of its caller: weights and embeddings are not refused later."""
     if _asks_for_pairs(model):
-        warnings.warn(
+        warn(
             "reward and continuation are correlated given the input, so the separated construction is "
             "biased; use construction='paired' (figures in diagnostics_['separation'])",
             SeparationWarning,
-            stacklevel=3,
         )
 
 
@@ -213,40 +211,36 @@ def warn_of_numbers(model: KEDRL) -> None:
     result = model.solution_.result
     is_budget_all = result is Result.BUDGET and isinstance(by_name(model.solver), AdamW)
     if not (result.ok or is_budget_all):
-        warnings.warn(
+        warn(
             f"the fit is not the minimiser: {result.value} (relative gradient "
             f"{model.solution_.certificate:.1e})",
             NumericalWarning,
-            stacklevel=3,
         )
     sizes, ratio = model.diagnostics_["sizes"], model.diagnostics_["ratio"]
     missing = (1 - sizes["terminal"] / sizes["episodes"]) * model.discount ** (
         sizes["transitions"] / sizes["episodes"]
     )
     if missing > LARGE_MISSING and model.grid is None and model.reward_bounds is None:
-        warnings.warn(
+        warn(
             f"episodes show about {1 - missing:.1%} of the weight that discount={model.discount} gives to "
             "rewards; the return grid is made of returns whose rest is the mean reward: give reward_bounds "
             "or a grid, longer episodes or a smaller discount",
             NumericalWarning,
-            stacklevel=3,
         )
     mass = model.diagnostics_["held_out"]["coefficient_mass"]["mean"]
     if model.mass_penalty_ > 0 and not abs(mass - 1) <= LOST_MASS:
-        warnings.warn(
+        warn(
             f"coefficients sum to {mass:.2g} on average at held-out inputs, 1 is right: the input kernel "
             "does not reach from the basis to successors under the policy; take a longer length scale, "
             "more basis points, or look at the policy's actions",
             NumericalWarning,
-            stacklevel=3,
         )
     if ratio is not None and not ratio["effective_sample_size"] >= SMALL_ESS:
-        warnings.warn(
+        warn(
             f"the effective sample size of the density ratio is {ratio['effective_sample_size']:.1%} of the "
             f"transitions, with ratios up to {ratio['max']:.3g}: few of them decide; use "
             "continuation='sampled', or ULSIF(clip=...)",
             NumericalWarning,
-            stacklevel=3,
         )
 
 
