@@ -6,8 +6,9 @@ regression of that size can know from what the Bellman step adds or loses.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,11 @@ from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.streaming_pass import Destination, StreamingPass
 from kedrl_dask.engine.plan.stage_costs import DESIGN_SAMPLE
 from kedrl_dask.engine.storage.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
+from kedrl_dask.estimator.constraints import count, documented, either, number, parameter
 from kedrl_dask.estimator.fit.design import TUNING_SAMPLE
+from kedrl_dask.estimator.fit.parameters import AutoKernel, AutoNumber, CommonParameters, Precision
 from kedrl_dask.estimator.fit.pipeline import workspace
 from kedrl_dask.estimator.fit.regression import StoredBlocks, read_folds
-from kedrl_dask.estimator.fit.settings import MOST_OF_A_SIZE
 from kedrl_dask.estimator.fit.streaming import create_sums, episode_blocks, sum_blocks
 from kedrl_dask.estimator.fitted.persistence import (
     damage_reported,
@@ -46,7 +48,7 @@ from kedrl_dask.numerics.regression.cross_validation import (
     tune_input_kernel,
 )
 from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number, check_word, is_word, shown
+from kedrl_dask.utils.checks import check_number, shown
 from kedrl_dask.utils.exceptions import require_finite
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
@@ -86,6 +88,24 @@ def pair_rows(
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingParameters(CommonParameters):
+    """The parameters of :class:`ConditionalEmbedding`."""
+
+    estimator: ClassVar[str] = "ConditionalEmbedding"
+
+    n_landmarks: int = parameter(count(), "Number of Nyström landmarks of the inputs.")
+    n_features: int = parameter(
+        count(), "Number of landmarks of the responses, by which the embedding is evaluated."
+    )
+    ridge: AutoNumber = parameter(
+        either("auto", number(open_low=True)),
+        """Ridge λ. "auto" cross-validates over blocks of pairs, with the error in the norm of the return
+        kernel's RKHS.""",
+    )
+
+
+@documented(EmbeddingParameters)
 class ConditionalEmbedding(BaseEstimator):
     """Regularised conditional mean embedding of observed pairs (x, z) (sec:tikhonov_reference).
 
@@ -95,24 +115,7 @@ class ConditionalEmbedding(BaseEstimator):
 
     Parameters
     ----------
-    input_kernel : "auto" or Matern
-        Kernel on state-action inputs. "auto" chooses one length per coordinate by cross-validation.
-    return_kernel : "auto" or Matern
-        Kernel on responses, which defines the embedding. "auto" takes median distances.
-    n_landmarks : int
-        Nyström landmarks of the inputs.
-    n_features : int
-        Landmarks of the responses, by which the embedding is evaluated.
-    ridge : "auto" or float
-        λ; "auto" cross-validates over blocks of pairs, the error in the norm of the return kernel's RKHS.
-    precision : {"mixed", "double"}
-        Matrix products in single precision with sums and regression in double, or all in double.
-    n_blocks : int
-        Blocks of pairs by which sums are kept.
-    landmark_threshold : float
-        Share of its variance that the others must leave of a landmark for it to be kept.
-    random_state : int
-        Seed of everything random.
+    {parameters}
 
     Attributes
     ----------
@@ -137,12 +140,12 @@ class ConditionalEmbedding(BaseEstimator):
     def __init__(
         self,
         *,
-        input_kernel: Matern | Literal["auto"] = "auto",
-        return_kernel: Matern | Literal["auto"] = "auto",
+        input_kernel: AutoKernel = "auto",
+        return_kernel: AutoKernel = "auto",
         n_landmarks: int = 500,
         n_features: int = 256,
-        ridge: float | Literal["auto"] = "auto",
-        precision: Literal["mixed", "double"] = "mixed",
+        ridge: AutoNumber = "auto",
+        precision: Precision = "mixed",
         n_blocks: int = 40,
         landmark_threshold: float = 1e-7,
         random_state: int = 0,
@@ -181,9 +184,14 @@ class ConditionalEmbedding(BaseEstimator):
         -------
         self
         """
-        self._check_parameters()
+        settings = self._settings()
         store = pairs if isinstance(pairs, TransitionStore) else TransitionStore.open(pairs)
-        self._check_data(store)
+        settings.check_kernels(store.state_dim + store.action_dim, store.reward_dim)
+        if self.ridge == "auto" and min(store.n_episodes, self.n_blocks) < 2:
+            raise ValueError(
+                "ConditionalEmbedding: ridge='auto' needs two blocks of pairs, to leave one out; "
+                "give ridge a number"
+            )
         executor, reporter = checked_executor(executor), Reporter(progress)
         with driver_blas_threads():
             with reporter.stage("design"):
@@ -209,34 +217,9 @@ class ConditionalEmbedding(BaseEstimator):
         }
         return self
 
-    def _check_parameters(self) -> None:
-        """Refuse what cannot be meant, naming the parameter."""
-        own = type(self).__name__
-        for name in ("n_landmarks", "n_features", "n_blocks"):
-            check_count(f"{own}: {name}", getattr(self, name), most=MOST_OF_A_SIZE)
-        check_count(f"{own}: random_state", self.random_state, least=0, most=MOST_SEED)
-        for name in ("input_kernel", "return_kernel"):
-            kernel = getattr(self, name)
-            if not (isinstance(kernel, Matern) or is_word(kernel, "auto")):
-                raise ValueError(f"{own}: {name} must be 'auto' or a Matern kernel, got {shown(kernel)}")
-        if not is_word(self.ridge, "auto"):
-            check_number(f"{own}: ridge", self.ridge, "'auto' or a positive number", open_low=True)
-        check_word(f"{own}: precision", self.precision, ("mixed", "double"))
-        check_number(f"{own}: landmark_threshold", self.landmark_threshold, "a number ≥ 0")
-
-    def _check_data(self, store: TransitionStore) -> None:
-        """Refuse kernels that do not fit the data, and too few pairs to choose with."""
-        own = type(self).__name__
-        dims = {"input_kernel": store.state_dim + store.action_dim, "return_kernel": store.reward_dim}
-        for name, dim in dims.items():
-            kernel = getattr(self, name)
-            n_lengths = np.size(kernel.length_scale) if isinstance(kernel, Matern) else 1
-            if n_lengths not in (1, dim):
-                raise ValueError(f"{own}: {name} has {n_lengths} length scales, the data have {dim} columns")
-        if self.ridge == "auto" and min(store.n_episodes, self.n_blocks) < 2:
-            raise ValueError(
-                f"{own}: ridge='auto' needs two blocks of pairs, to leave one out; give ridge a number"
-            )
+    def _settings(self) -> EmbeddingParameters:
+        """Check the parameters."""
+        return EmbeddingParameters(**self.get_params(deep=False))
 
     def _choose_features(self, sample: Transitions) -> None:
         """Kernels and landmarks, from a sample of the pairs."""
@@ -364,7 +347,7 @@ class ConditionalEmbedding(BaseEstimator):
     def _assemble(cls, arrays: dict[str, Array], attributes: dict[str, Any]) -> ConditionalEmbedding:
         read = arrays.__getitem__
         model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
-        model._check_parameters()
+        model._settings()
         model.input_kernel_ = kernel_from_json(attributes["input_kernel"])
         model.return_kernel_ = kernel_from_json(attributes["return_kernel"])
         model.features_ = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))

@@ -16,15 +16,28 @@ from kedrl_dask.engine.execute.default import checked_executor
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.estimator.bootstrap import Bootstrap, run_bootstrap
+from kedrl_dask.estimator.constraints import documented
+from kedrl_dask.estimator.fit.parameters import (
+    AutoCount,
+    AutoKernel,
+    AutoNumber,
+    Conditioning,
+    Construction,
+    ContinuationKind,
+    OperatorKind,
+    PairedForm,
+    PointChoice,
+    Precision,
+    TrendKind,
+)
 from kedrl_dask.estimator.fit.pipeline import workspace
 from kedrl_dask.estimator.fit.planning import plan_fit
-from kedrl_dask.estimator.fit.settings import Conditioning, Settings
+from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit_model import fit_model
 from kedrl_dask.estimator.fitted import persistence, predict
 from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, fitted_embedding
 from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, recorded_fit
 from kedrl_dask.numerics.criterion.separated import Space, return_space
-from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
@@ -38,6 +51,7 @@ from kedrl_dask.utils.progress import Reporter
 __all__ = ["KEDRL"]
 
 
+@documented(Settings)
 class KEDRL(ShownInNotebooks, BaseEstimator):
     """Kernel embedding of the law of the multivariate discounted return under a target policy.
 
@@ -47,86 +61,7 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
 
     Parameters
     ----------
-    discount : float
-        γ, between 0 and 1.
-    construction : {"separated", "paired"}
-        Reward and continuation are averaged separately given x, which is right when they are uncorrelated
-        given x (ass:reward_continuation_separation); or together (app:paired_bellman_estimator), which is
-        always right and takes longer. ``diagnostics_["separation"]`` says which one the data ask for.
-    continuation : {"sampled", "ratio"}
-        Average over actions of the target policy at the logged successor state; or the paper's weighting
-        of logged successors by an estimated density ratio.
-    solver : {"pcg", "lbfgs", "adamw"} or solver object
-        The exact minimiser; the one for ``negative_penalty > 0``; the paper's. Objects of
-        :mod:`kedrl_dask.numerics.solvers` carry settings.
-    input_kernel : "auto" or Matern
-        Kernel on state-action inputs. "auto" chooses one length per coordinate by cross-validation.
-    return_kernel : "auto" or Matern
-        Kernel on returns, which defines the embedding. "auto" takes median distances of returns.
-    n_atoms, n_basis, n_landmarks, n_features : int or "auto"
-        m, L, s and Q: atoms of the return grid, rows of B, Nyström landmarks, spectral frequencies. "auto"
-        takes as many as bring the error of what they approximate, on a sample, below a tolerance that falls
-        with the number of transitions; at most 400, 1,000, 2,000 and 2,048.
-    n_conditioning : int, float, "all" or None
-        M, the number of conditioning points, at which the Bellman equation is enforced: an integer; a
-        float in (0, 1], the fraction of the transitions, rounded up; "all" transitions; None for all, at
-        most 20,000. Never more than there are. Fewer than ``n_basis`` leave B to the ridge, and the
-        solver takes long.
-    conditioning : {"random", "kmeans"}, (M, p + q) array, or such an array and (M,) weights
-        How conditioning points are chosen: inputs of transitions at random, of equal weight; or k-means
-        centres of up to 100,000 inputs in the input kernel's coordinates, weighted by the share of inputs
-        in each cluster, which takes seconds for 2,000 points and minutes for 20,000. Or the points
-        themselves, rows of state and action, with positive weights if they are not to be equal; weights
-        are scaled to sum to one, and ``n_conditioning`` is None.
-    ridge_gamma : "auto" or float
-        λ_Γ of the conditional weights; "auto" cross-validates over blocks of episodes.
-    ridge_b : "auto" or float
-        λ_B on the RKHS norm of the coefficient functions; "auto" is 10⁻³·σ_X²σ_Z²/N.
-    mass_penalty : "auto" or float
-        λ_mass on the coefficients' sum missing one; "auto" is σ_Z².
-    negative_penalty : float
-        λ_neg on negative coefficients.
-    grid : (m, d) array or None
-        Return atoms, if they are not to be found from the data.
-    grid_expansion : float
-        c_exp: how far extreme atoms move out.
-    reward_bounds : (low, high) or None
-        Bounds of each reward coordinate; the grid then fills the Bellman-invariant box.
-    paired_form : {"auto", "contracted", "matrix-free"}
-        How the paired construction makes its target: contracted in one pass over the data, after which
-        iterations do not depend on their number; or in two sweeps over them for every product, which takes
-        no memory and no disk. "auto" takes what the plan finds faster within the memory.
-    n_draws : "auto" or int
-        Actions of the target policy per successor state; "auto" takes as few quadrature nodes as average
-        the input kernel to 10⁻⁶.
-    ratio : ULSIF or None
-        Settings of the density ratio, for ``continuation="ratio"``.
-    spectral : {"qmc", "orthogonal", "iid"}
-        How frequencies are drawn.
-    points : {"kmeans", "random"}
-        How landmarks and basis are chosen.
-    landmark_threshold : float
-        Share of its variance that the others must leave of a landmark or basis point for it to be kept.
-    n_blocks : int
-        Blocks of whole episodes by which sums are kept.
-    chunk_points : "auto" or int
-        Most conditioning points in a chunk. With exact operators every chunk costs N²m²/2 kernel
-        evaluations, whatever its size, and 16·m² bytes for each of its points.
-    precision : {"mixed", "double"}
-        Matrix products in single precision with sums and gradients in double, or all in double. With
-        exact operators all is in double.
-    random_state : int
-        Seed of everything random.
-    operators : {"features", "exact"}
-        The return kernel through ``n_features`` spectral features; or itself, with H and G (eq:h_ij,
-        eq:g_ij) at every conditioning point as double sums over the transitions, for some thousands of
-        them at most: :meth:`plan` says what it takes. Features then serve the choice of λ_Γ alone.
-        After a fit, ``model.operators(state, action)`` evaluates H, G, Φ_L and k_L anywhere.
-    reward_trend : {"none", "linear", "auto"}
-        "linear" takes a least-squares trend of the reward in x out first, and regresses the residual with a
-        ridge of its own: for rewards that are linear but for noise. It is consistent for others too, but
-        may raise their error. "auto" does so where that predicts the reward's law better for episodes left
-        out. For ``construction="separated"`` with ``operators="features"``.
+    {parameters}
 
     Attributes
     ----------
@@ -154,36 +89,36 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         self,
         discount: float,
         *,
-        construction: Literal["separated", "paired"] = "separated",
-        continuation: Literal["sampled", "ratio"] = "sampled",
+        construction: Construction = "separated",
+        continuation: ContinuationKind = "sampled",
         solver: str | Solver = "pcg",
-        input_kernel: Matern | Literal["auto"] = "auto",
-        return_kernel: Matern | Literal["auto"] = "auto",
-        n_atoms: int | Literal["auto"] = 100,
-        n_basis: int | Literal["auto"] = 250,
-        n_landmarks: int | Literal["auto"] = 500,
-        n_features: int | Literal["auto"] = 256,
+        input_kernel: AutoKernel = "auto",
+        return_kernel: AutoKernel = "auto",
+        n_atoms: AutoCount = 100,
+        n_basis: AutoCount = 250,
+        n_landmarks: AutoCount = 500,
+        n_features: AutoCount = 256,
         n_conditioning: int | float | Literal["all"] | None = None,
         conditioning: Conditioning = "random",
-        ridge_gamma: float | Literal["auto"] = "auto",
-        ridge_b: float | Literal["auto"] = "auto",
-        mass_penalty: float | Literal["auto"] = 1.0,
+        ridge_gamma: AutoNumber = "auto",
+        ridge_b: AutoNumber = "auto",
+        mass_penalty: AutoNumber = 1.0,
         negative_penalty: float = 0.0,
         grid: npt.ArrayLike | None = None,
         grid_expansion: float = 1.2,
         reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
-        paired_form: Literal["auto", "contracted", "matrix-free"] = "auto",
-        n_draws: int | Literal["auto"] = "auto",
+        paired_form: PairedForm = "auto",
+        n_draws: AutoCount = "auto",
         ratio: ULSIF | None = None,
         spectral: Method = "qmc",
-        points: Literal["kmeans", "random"] = "kmeans",
+        points: PointChoice = "kmeans",
         landmark_threshold: float = 1e-7,
         n_blocks: int = 40,
-        chunk_points: int | Literal["auto"] = "auto",
-        precision: Literal["mixed", "double"] = "mixed",
+        chunk_points: AutoCount = "auto",
+        precision: Precision = "mixed",
         random_state: int = 0,
-        operators: Literal["features", "exact"] = "features",
-        reward_trend: Literal["none", "linear", "auto"] = "none",
+        operators: OperatorKind = "features",
+        reward_trend: TrendKind = "none",
     ) -> None:
         self.discount = discount
         self.construction = construction
@@ -245,7 +180,7 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         return partial(predict.operator_blocks, self)
 
     @operators.setter
-    def operators(self, value: Literal["features", "exact"]) -> None:
+    def operators(self, value: OperatorKind) -> None:
         self._operators = value
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

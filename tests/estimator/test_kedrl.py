@@ -408,7 +408,7 @@ def test_weights__not_fitted():
         ({"mass_penalty": float("nan")}, "mass_penalty must be 'auto' or a number ≥ 0"),
         ({"mass_penalty": "cv"}, "mass_penalty must be 'auto' or a number ≥ 0, got 'cv'"),
         ({"landmark_threshold": "auto"}, "landmark_threshold must be a number ≥ 0"),
-        ({"grid_expansion": 0.5}, "grid_expansion must be at least 1"),
+        ({"grid_expansion": 0.5}, "grid_expansion must be a number ≥ 1"),
         ({"grid": np.zeros((4, 3))}, "grid must be finite with one row per atom and 2 columns"),
         ({"reward_bounds": ([0.0], [1.0])}, "reward_bounds must be"),
         ({"ratio": {"n_centers": 3}}, "ratio must be None or ULSIF settings"),

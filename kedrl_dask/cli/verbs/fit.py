@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from kedrl_dask.cli.common import JSON, NOT_CONVERGED, SUCCESS, Verbs, add_verb, as_json, number, print_out
-from kedrl_dask.cli.verbs.plan import PARAMETERS, SETTINGS
+from kedrl_dask.cli.options import PARAMETERS, SETTINGS, given_parameters
 from kedrl_dask.cli.where import CLUSTER, MEMORY, PATIENTLY
 from kedrl_dask.engine.clusters.descriptions import chosen_cluster
 from kedrl_dask.engine.clusters.opening import open_cluster
@@ -157,8 +157,7 @@ def _from_options(options: argparse.Namespace) -> RunConfig:
     for name in ("policy", "discount"):
         if getattr(options, name) is None:
             raise ValueError(f"{options.source}: a store of transitions needs --{name} too")
-    given = {name: getattr(options, name) for name in ("discount", *PARAMETERS)}
-    parameters = {name: value for name, value in given.items() if value is not None}
+    parameters = {"discount": options.discount, **given_parameters(options)}
     return RunConfig(options.source, {ONLY: load_policy(options.policy)}, parameters)
 
 

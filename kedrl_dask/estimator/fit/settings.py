@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from numbers import Integral, Real
-from typing import Any, Literal
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,26 +16,13 @@ from kedrl_dask.engine.data.encoding import Encoding
 from kedrl_dask.engine.plan.partition import even_ranges
 from kedrl_dask.engine.plan.plan import Form
 from kedrl_dask.engine.plan.stage_costs import N_FOLDS
+from kedrl_dask.estimator.fit.parameters import Parameters
 from kedrl_dask.numerics.design.sizes import MOST, Size
-from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.kernels.spectral import METHODS, Method
-from kedrl_dask.numerics.regression.density_ratio import ULSIF
-from kedrl_dask.numerics.solvers import PCG, Solver, by_name
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.checks import (
-    MOST_SEED,
-    as_numbers,
-    check_count,
-    check_number,
-    check_word,
-    is_word,
-    shown,
-)
+from kedrl_dask.numerics.solvers import PCG, by_name
+from kedrl_dask.utils.arrays import Inputs, Weights
+from kedrl_dask.utils.checks import as_numbers, shown
 
-__all__ = ["Conditioning", "Settings", "exact_rows"]
-
-#: A way to choose the conditioning points, the points themselves, or points and weights.
-Conditioning = Literal["random", "kmeans"] | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
+__all__ = ["Settings", "exact_rows"]
 
 #: Conditioning points when their number is not given and there are more transitions.
 DEFAULT_CONDITIONING = 20_000
@@ -47,163 +34,52 @@ CHUNK_POINTS, CHUNK_MULTIPLE = 4_096, 8
 EXACT_POINTS, EXACT_BYTES = 512, 2**27
 #: Transitions that k-means divides: five for each conditioning point, but between these.
 FEWEST_CLUSTERED, MOST_CLUSTERED = 20_000, 100_000
-#: Largest sizes and numbers of draws that can be meant; below them a plan says what they cost.
-MOST_OF_A_SIZE, MOST_DRAWS = 10**6, 4_096
-#: Largest penalties, expansion of the grid and returns: products of them stay in the range of floats.
-LARGEST_PENALTY, LARGEST_EXPANSION, LARGEST_RETURN, LARGEST_SIGMA = 1e30, 1e6, 1e100, 1e6
+#: Largest return: products of returns stay in the range of floats.
+LARGEST_RETURN = 1e100
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The parameters of :class:`~kedrl_dask.KEDRL`, under the same names; see there."""
-
-    discount: float
-    construction: Literal["separated", "paired"]
-    continuation: Literal["sampled", "ratio"]
-    solver: str | Solver
-    input_kernel: Matern | Literal["auto"]
-    return_kernel: Matern | Literal["auto"]
-    n_atoms: int | Literal["auto"]
-    n_basis: int | Literal["auto"]
-    n_landmarks: int | Literal["auto"]
-    n_features: int | Literal["auto"]
-    n_conditioning: int | float | Literal["all"] | None
-    conditioning: Conditioning
-    ridge_gamma: float | Literal["auto"]
-    ridge_b: float | Literal["auto"]
-    mass_penalty: float | Literal["auto"]
-    negative_penalty: float
-    grid: npt.ArrayLike | None
-    grid_expansion: float
-    reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None
-    paired_form: Literal["auto", "contracted", "matrix-free"]
-    n_draws: int | Literal["auto"]
-    ratio: ULSIF | None
-    spectral: Method
-    points: Literal["kmeans", "random"]
-    landmark_threshold: float
-    n_blocks: int
-    chunk_points: int | Literal["auto"]
-    precision: Literal["mixed", "double"]
-    random_state: int
-    operators: Literal["features", "exact"]
-    reward_trend: Literal["none", "linear", "auto"]
+@dataclass(frozen=True, kw_only=True)
+class Settings(Parameters):
+    """The parameters of a fit, checked against each other, and what follows from them."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, naming the parameter."""
-        discount = self.discount
-        if not (isinstance(discount, Real) and 0 < discount < 1):
-            raise ValueError(f"KEDRL: discount must lie strictly between 0 and 1, got {discount!r}")
-        self._check_choices()
-        self._check_count("n_blocks")
-        self._check_conditioning()
-        for name in (*MOST, "n_draws", "chunk_points"):
-            if not is_word(getattr(self, name), "auto"):
-                self._check_count(name, "'auto' or ")
-        check_count("KEDRL: random_state", self.random_state, least=0, most=MOST_SEED)
-        for name in ("ridge_gamma", "ridge_b"):
-            if not is_word(getattr(self, name), "auto"):
-                self._check_number(name, "'auto' or a positive number", open_low=True, high=LARGEST_PENALTY)
-        if not is_word(self.mass_penalty, "auto"):
-            self._check_number("mass_penalty", "'auto' or a number ≥ 0", high=LARGEST_PENALTY)
-        self._check_number("negative_penalty", "a number ≥ 0", high=LARGEST_PENALTY)
-        self._check_number("landmark_threshold", "a number ≥ 0")
-        self._check_number("grid_expansion", "at least 1", low=1, high=LARGEST_EXPANSION)
-        self._check_solver()
-
-    def _check_number(self, name: str, expected: str, high: float = np.inf, **bounds: Any) -> None:
-        value = getattr(self, name)
-        check_number(f"KEDRL: {name}", value, expected, **bounds)
-        if value > high:
-            raise ValueError(f"KEDRL: {name} must be at most {high:g}, got {value!r}")
-
-    def _check_choices(self) -> None:
-        choices: dict[str, tuple[Any, ...]] = {
-            "construction": ("separated", "paired"),
-            "paired_form": ("auto", "contracted", "matrix-free"),
-            "continuation": ("sampled", "ratio"),
-            "spectral": METHODS,
-            "points": ("kmeans", "random"),
-            "precision": ("mixed", "double"),
-            "operators": ("features", "exact"),
-            "reward_trend": ("none", "linear", "auto"),
-        }
-        for name, allowed in choices.items():
-            check_word(f"KEDRL: {name}", getattr(self, name), allowed)
+        """Check each parameter by itself, then those that exclude each other."""
+        super().__post_init__()
         if self.operators == "exact" and self.construction != "separated":
             raise ValueError(
                 f"KEDRL: operators='exact' needs construction='separated', got {self.construction!r}: "
-                "only there the target is made of H and G"
+                "only there is the target made of H and G"
             )
         if self.reward_trend != "none" and (self.construction, self.operators) != ("separated", "features"):
             raise ValueError(
                 f"KEDRL: reward_trend={self.reward_trend!r} needs construction='separated' and "
-                f"operators='features', got {self.construction!r} and {self.operators!r}: only there the "
-                "reward has a regression of its own; leave reward_trend at 'none'"
+                f"operators='features', got {self.construction!r} and {self.operators!r}: only there does "
+                "the reward have a regression of its own; leave reward_trend at 'none'"
             )
-        for name in ("input_kernel", "return_kernel"):
-            kernel = getattr(self, name)
-            if not (isinstance(kernel, Matern) or is_word(kernel, "auto")):
-                raise ValueError(f"KEDRL: {name} must be 'auto' or a Matern kernel, got {shown(kernel)}")
-            if isinstance(kernel, Matern) and not 1 / LARGEST_SIGMA <= kernel.sigma <= LARGEST_SIGMA:
-                raise ValueError(
-                    f"KEDRL: {name} must have a sigma between {1 / LARGEST_SIGMA:g} and {LARGEST_SIGMA:g}, "
-                    f"as single precision has to hold its square, got {kernel.sigma!r}"
-                )
-        if self.ratio is not None and not isinstance(self.ratio, ULSIF):
-            raise ValueError(f"KEDRL: ratio must be None or ULSIF settings, got {shown(self.ratio)}")
-
-    def _check_count(self, name: str, otherwise: str = "") -> None:
-        most = MOST_DRAWS if name == "n_draws" else MOST_OF_A_SIZE
-        check_count(f"KEDRL: {name}", getattr(self, name), otherwise=otherwise, most=most)
-
-    def _check_conditioning(self) -> None:
-        n = self.n_conditioning
-        is_count = isinstance(n, Integral) and not isinstance(n, bool) and int(n) >= 1
-        is_share = isinstance(n, Real) and not isinstance(n, Integral) and 0 < n <= 1
-        if not (is_count or is_share or n is None or (isinstance(n, str) and n == "all")):
-            raise ValueError(
-                "KEDRL: n_conditioning must be an integer ≥ 1, a fraction in (0, 1] of the transitions, "
-                f"'all' or None, got {shown(n)}"
-            )
-        if isinstance(self.conditioning, str) and self.conditioning not in ("random", "kmeans"):
-            raise ValueError(
-                "KEDRL: conditioning must be 'random', 'kmeans', an array of points or (points, weights), "
-                f"got {self.conditioning!r}"
-            )
-        if self.given_points is not None and n is not None:
+        if self.given_points is not None and self.n_conditioning is not None:
             raise ValueError(
                 f"KEDRL: conditioning gives {len(self.given_points[0])} points, so n_conditioning must be "
-                f"None, got {n!r}"
+                f"None, got {self.n_conditioning!r}"
             )
+        if isinstance(by_name(self.solver), PCG) and self.negative_penalty > 0:
+            raise ValueError("KEDRL: solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
 
     @cached_property
-    def given_points(self) -> tuple[Array, Array] | None:
+    def given_points(self) -> tuple[Inputs, Weights] | None:
         """Conditioning points (M, p + q) with weights (M,) that sum to one, if they were given."""
         given: Any = self.conditioning
         if isinstance(given, str):
             return None
-        if isinstance(given, tuple) and len(given) == 2 and _n_axes(given[0]) == 2:
+        if isinstance(given, tuple | list) and len(given) == 2 and _n_axes(given[0]) == 2:
             points = _as_points(given[0])
             return points, _as_weights(given[1], len(points))
         points = _as_points(given)
         return points, np.full(len(points), 1.0 / len(points))
 
-    def _check_solver(self) -> None:
-        solver = by_name(self.solver)
-        if isinstance(solver, type) or not callable(getattr(solver, "solve", None)):
-            raise ValueError(f"KEDRL: solver must be a name or a solver object, got {shown(self.solver)}")
-        if isinstance(solver, PCG) and self.negative_penalty > 0:
-            raise ValueError("KEDRL: solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
-
     def check_data(self, state_dim: int, action_dim: int, reward_dim: int, n_transitions: int) -> None:
         """Refuse kernels, points, a grid or bounds that do not fit the data."""
         self._check_points(state_dim + action_dim, n_transitions)
-        for name, dim in (("input_kernel", state_dim + action_dim), ("return_kernel", reward_dim)):
-            kernel = getattr(self, name)
-            n_lengths = np.size(kernel.length_scale) if isinstance(kernel, Matern) else 1
-            if n_lengths not in (1, dim):
-                raise ValueError(f"KEDRL: {name} has {n_lengths} length scales, the data have {dim} columns")
+        self.check_kernels(state_dim + action_dim, reward_dim)
         if self.grid is not None:
             grid = as_numbers("KEDRL: grid", self.grid, finite=False)
             fits = grid.ndim == 2 and grid.shape[1] == reward_dim and len(grid) > 0
@@ -343,14 +219,14 @@ def exact_rows(n_atoms: int) -> int:
     return max(1, min(CHUNK_POINTS, EXACT_BYTES // (16 * n_atoms**2)))
 
 
-def _n_axes(given: Any) -> int:
+def _n_axes(given: object) -> int:
     """Number of axes of an array or of nested sequences, which need not be numbers or of one length."""
     return np.ndim(given) if hasattr(given, "__array__") else np.asarray(given, dtype=object).ndim
 
 
-def _as_points(given: Any) -> Array:
+def _as_points(given: npt.ArrayLike) -> Inputs:
     """Conditioning points (M, p + q), as far as they can be checked without the data."""
-    points = _as_numbers("conditioning points", given)
+    points = as_numbers("KEDRL: conditioning points", given, finite=False)
     if points.ndim != 2 or len(points) == 0:
         raise ValueError(
             f"KEDRL: conditioning points have shape {points.shape}, expected (M, p + q): one row of "
@@ -362,9 +238,9 @@ def _as_points(given: Any) -> Array:
     return points
 
 
-def _as_weights(given: Any, n_points: int) -> Array:
+def _as_weights(given: npt.ArrayLike, n_points: int) -> Weights:
     """Weights of the conditioning points, scaled to sum to one."""
-    weights = _as_numbers("conditioning weights", given)
+    weights = as_numbers("KEDRL: conditioning weights", given, finite=False)
     if weights.shape != (n_points,):
         raise ValueError(
             f"KEDRL: conditioning weights have shape {weights.shape}, expected ({n_points},): "
@@ -378,17 +254,3 @@ def _as_weights(given: Any, n_points: int) -> Array:
         )
     weights = weights / weights.max()  # the sum of large ones may overflow
     return weights / weights.sum()
-
-
-def _as_numbers(name: str, given: Any) -> Array:
-    """Float64 array of what a parameter gives."""
-    try:
-        values = np.asarray(given)
-    except ValueError:  # rows of unequal lengths
-        values = np.empty(0, dtype=object)
-    if values.dtype.kind not in "biuf":
-        raise ValueError(
-            f"KEDRL: {name} must be an array of numbers, or (points, weights) two of them, "
-            f"got {type(given).__name__}"
-        )
-    return values.astype(np.float64)
