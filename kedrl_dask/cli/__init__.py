@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from kedrl_dask._version import __version__
-from kedrl_dask.cli.common import BAD_INPUT, EXIT_CODES, INTERRUPTED, STOPPED, TERMINATED, Parser, log_lines
-from kedrl_dask.cli.verb_names import VERBS
+from kedrl_dask.cli.common import (
+    BAD_INPUT,
+    EXIT_CODES,
+    INTERRUPTED,
+    STOPPED,
+    TERMINATED,
+    VERBS,
+    Parser,
+    log_lines,
+)
 from kedrl_dask.utils.checks import printable
 from kedrl_dask.utils.process import Stopped, Terminated, terminable
 
@@ -18,10 +26,10 @@ __all__ = ["main", "make_parser"]
 EXAMPLES = """\
 examples:
   kedrl demo                              simulate, fit and compare with the truth
-  kedrl plan transitions.zarr             what a fit will take
-  kedrl fit run.toml                      fit, or go on with a fit
+  kedrl plan transitions.zarr             resources that a fit will take
+  kedrl fit run.toml                      begin or resume a fit
   kedrl evaluate config.toml --dry-run    what a scheduled evaluation would do
-  kedrl fit --help                        options of a verb
+  kedrl fit --help                        options of one verb
 
 """
 
@@ -49,19 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _left(options: argparse.Namespace) -> str:
-    """What there is of the work."""
+    """What an interrupted command has left."""
     left: str = getattr(options, "interrupted", "")
     return left or (f"nothing was written to {options.output}" if "output" in options else "")
 
 
 def _say(what: str, more: str, code: int) -> int:
-    """One line on standard error; returns the exit code."""
+    """Print one line on standard error; returns the exit code."""
     print(printable("; ".join(filter(None, [what, more]))), file=sys.stderr)
     return code
 
 
 def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
-    """The parser, with the options of some verbs, whose modules are imported, and the names of the others."""
+    """The parser with the names of all verbs, and the options of those given, whose modules are imported."""
     parser = Parser(
         prog="kedrl",
         description="Offline evaluation of the joint law of multivariate discounted returns (KE-DRL).",
@@ -72,7 +80,7 @@ def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
     added = parser.add_subparsers(dest="verb", metavar="verb")
     for name, summary in VERBS.items():
         if name in verbs:
-            import_module(f"kedrl_dask.cli.verbs.{name}").add(added)
+            import_module(f"kedrl_dask.cli.verbs.{name}").VERB.add(added, name, summary)
         else:
             added.add_parser(name, help=summary)
     return parser

@@ -138,7 +138,7 @@ def run(
     transitions: int = 4_000,
     bootstrap: int = 30,
     level: float = 0.9,
-    workers: int = 0,
+    workers: int | None = 0,
     **parameters: Any,
 ) -> Outcome:
     """Run what is missing of the study, and count.

@@ -23,6 +23,7 @@ from kedrl_dask._version import __version__
 from kedrl_dask.engine.clusters.local import local_cluster
 from kedrl_dask.engine.execute.default import default_executor
 from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.engine.storage.atomic import remove, write_atomic
 from kedrl_dask.engine.storage.cache import fingerprint
 from kedrl_dask.engine.storage.manifest import read_json, write_json
@@ -91,7 +92,7 @@ def run_cells(
     study: str,
     compute: Compute,
     cells: Sequence[Cell],
-    workers: int = 0,
+    workers: int | None = 0,
     reporter: Reporter | None = None,
 ) -> Records:
     """Compute the cells that have no record yet, and return all records.
@@ -108,10 +109,12 @@ def run_cells(
     cells : sequence of Cell
     workers : int
         Worker processes of a local cluster, one cell each at a time; 0 uses the active
-        :class:`distributed.Client`, whose workers must reach ``output``, or threads of this process.
+        :class:`distributed.Client`, whose workers must reach ``output``, or threads of this process; None
+        starts one for each core.
     reporter : Reporter, optional
     """
     reporter = reporter or Reporter()
+    workers = ThreadExecutor().n_threads if workers is None else workers
     claim(output, study)
     (output / CELLS).mkdir(exist_ok=True)
     missing = [cell for cell in cells if not _record_path(output, cell).exists()]

@@ -84,7 +84,7 @@ def run(
     values: Mapping[str, Sequence[int]] | None = None,
     replicates: int = 3,
     transitions: int = 14_700,
-    workers: int = 0,
+    workers: int | None = 0,
     draw: bool = True,
     **parameters: Any,
 ) -> Outcome:

@@ -59,8 +59,8 @@ def cells(
             },
         )
         for replicate in range(replicates)
-        for pair in pairs
-        for profile in profiles
+        for pair in dict.fromkeys(pairs)
+        for profile in dict.fromkeys(profiles)
     ]
 
 
@@ -71,7 +71,7 @@ def run(
     profiles: Sequence[Profile] = PROFILES,
     replicates: int = 100,
     transitions: int = 14_700,
-    workers: int = 0,
+    workers: int | None = 0,
     monte_carlo: int = 50,
     draw: bool = True,
     **parameters: Any,

@@ -17,7 +17,7 @@ import pytest
 
 import kedrl_dask
 from kedrl_dask.cli import main, make_parser
-from kedrl_dask.cli.verb_names import VERBS
+from kedrl_dask.cli.common import VERBS
 
 HEAVY = (
     "numba",

@@ -6,7 +6,7 @@ from typing import get_type_hints
 import pytest
 
 from kedrl_dask import KEDRL, ConditionalEmbedding
-from kedrl_dask.cli.options import SETTINGS
+from kedrl_dask.cli.parameters import SETTINGS
 from kedrl_dask.estimator.conditional_embedding import EmbeddingParameters
 from kedrl_dask.estimator.constraints import declared
 from kedrl_dask.estimator.fit.parameters import Parameters

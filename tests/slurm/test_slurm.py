@@ -201,7 +201,7 @@ def test_fit__interrupted_while_it_waits(slurm, data):
     finally:
         process.kill()
     assert process.returncode == 130, error
-    assert "kedrl: interrupted; what was finished is kept in" in error
+    assert "kedrl: interrupted; finished work is kept in" in error
     assert "Traceback" not in error
     assert queue(slurm) == []
 

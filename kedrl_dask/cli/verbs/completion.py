@@ -6,12 +6,9 @@ import argparse
 
 import shtab
 
-from kedrl_dask.cli.common import SUCCESS, Verbs, add_verb, print_out
-from kedrl_dask.cli.verb_names import VERBS
+from kedrl_dask.cli.common import SUCCESS, VERBS, Verb, option, print_out
 
-__all__ = ["add"]
-
-SHELLS = ("bash", "zsh", "fish")
+__all__ = ["VERB"]
 
 NOTE = """\
 examples:
@@ -22,20 +19,16 @@ examples:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = add_verb(
-        verbs,
-        "completion",
-        _run,
-        description="Print a script with which a shell completes the verbs and options of kedrl.",
-        note=NOTE,
-    )
-    parser.add_argument("shell", choices=SHELLS, help="the shell")
-
-
 def _run(options: argparse.Namespace) -> int:
     from kedrl_dask.cli import make_parser  # which imports the verbs
 
     print_out(shtab.complete(make_parser(*VERBS), options.shell))
     return SUCCESS
+
+
+VERB = Verb(
+    "Print a script with which a shell completes the verbs and options of kedrl.",
+    {"shell": option("the shell", choices=("bash", "zsh", "fish"))},
+    _run,
+    NOTE,
+)

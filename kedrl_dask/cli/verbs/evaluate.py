@@ -1,76 +1,40 @@
-"""``kedrl evaluate``: a scheduled evaluation, which does what is new and nothing if nothing is."""
+"""``kedrl evaluate``: a scheduled evaluation, which does nothing if nothing has changed."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from kedrl_dask.cli.common import (
-    BUSY,
-    DRIFT,
-    JSON,
-    NOT_CONVERGED,
-    REFUSED,
-    SUCCESS,
-    Verbs,
-    add_verb,
-    as_json,
-    path,
-    print_out,
-)
-from kedrl_dask.cli.where import CLUSTER, MEMORY, PATIENTLY
+from kedrl_dask.cli import options as shared
+from kedrl_dask.cli.common import BUSY, DRIFT, NOT_CONVERGED, REFUSED, SUCCESS, Verb, option, path, show
 from kedrl_dask.engine.clusters.descriptions import chosen_cluster
 from kedrl_dask.engine.clusters.opening import open_cluster
 from kedrl_dask.engine.storage.lock import Busy
 from kedrl_dask.service.schedule import Schedule, load_schedule
 from kedrl_dask.service.scheduled_evaluation import Due, Outcome, due, evaluate
+from kedrl_dask.utils.arrays import Record
 
-__all__ = ["add"]
+__all__ = ["VERB"]
 
 NOTE = """\
 examples:
-  kedrl evaluate config.toml             evaluate if there is anything new
+  kedrl evaluate config.toml             evaluate if data or settings have changed
   kedrl evaluate config.toml --dry-run   say what would be done, and write nothing
   kedrl evaluate config.toml --json      for a scheduler's log
 
 The file is that of kedrl fit with a table [evaluate] (see kedrl_dask.service.schedule). If data and settings
-are as in the last result, nothing is done. Appended episodes add their own sums to those that are kept, with
-the design of the earlier fit. A killed evaluation is begun again by the same command, with the sums that it
-left.
+are as in the last result, nothing is done. The sums of appended episodes are added to those in the cache,
+with the design of the earlier fit. After an evaluation was killed, the same command starts it again with the
+sums in the cache.
 
 """
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "config": {"type": path, "metavar": "CONFIG", "help": "TOML file with a table [evaluate]"},
-    "--dry-run": {"action": "store_true", "help": "say what would be done, and write nothing"},
-    "--force": {"action": "store_true", "help": "evaluate though nothing has changed"},
-    "--cluster": CLUSTER,
-    "--patience": PATIENTLY,
-    "--memory": MEMORY,
-    "--json": JSON,
-}
-
-
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = add_verb(
-        verbs,
-        "evaluate",
-        _run,
-        description="Evaluate the policies of a file where data or settings are new, keep dated results,\n"
-        "and compare with the last one.",
-        note=NOTE,
-    )
-    for name, settings in OPTIONS.items():
-        parser.add_argument(name, **settings)
 
 
 def _run(options: argparse.Namespace) -> int:
     schedule = load_schedule(options.config)
     if options.dry_run:
         return _say_what_is_due(schedule, options)
-    options.interrupted = f"sums are kept in {schedule.output / 'cache'}: the same command goes on with them"
+    options.interrupted = f"sums are kept in {schedule.output / 'cache'}: repeat the command to resume"
     cluster = chosen_cluster(options.cluster, schedule.config.cluster)
     try:
         with open_cluster(cluster, options.patience) as executor:
@@ -79,10 +43,7 @@ def _run(options: argparse.Namespace) -> int:
         print(f"kedrl: {error}; nothing was done", file=sys.stderr)
         return BUSY
     code = _code(outcome)
-    if options.json:
-        print_out(as_json({"exit_code": code, **_facts(outcome)}))
-    else:
-        print_out("\n".join(_lines(outcome)))
+    show(options, {"exit_code": code, **_facts(outcome)}, "\n".join(_lines(outcome)))
     return code
 
 
@@ -96,7 +57,7 @@ def _code(outcome: Outcome) -> int:
     return DRIFT if outcome.summary["drift"]["alerts"] else SUCCESS
 
 
-def _facts(outcome: Outcome) -> dict[str, Any]:
+def _facts(outcome: Outcome) -> Record:
     result = None if outcome.result is None else str(outcome.result)
     done = outcome.result is not None and bool(outcome.due.reasons)
     return {"evaluated": done, "result": result, "reasons": list(outcome.due.reasons), **outcome.summary}
@@ -105,10 +66,10 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
 def _lines(outcome: Outcome) -> list[str]:
     summary = outcome.summary
     if outcome.result is None:
-        return [summary["message"], "Codes go into 'accept' of [evaluate]."]
+        return [summary["message"], "To accept a finding, add its code to 'accept' in [evaluate]."]
     if not outcome.due.reasons:
         return [f"Nothing to do: data and settings are as in {outcome.result}."]
-    how = "added to the sums of earlier rows" if summary["incremental"] else "with a design of its own"
+    how = "by adding to the sums of earlier rows" if summary["incremental"] else "with a new design"
     lines = [f"Evaluated, {how}, because {'; '.join(summary['reasons'])}."]
     drift = summary["drift"]
     if drift["since"]:
@@ -134,10 +95,7 @@ def _say_what_is_due(schedule: Schedule, options: argparse.Namespace) -> int:
         "last": None if todo.last is None else str(todo.last),
         "plan": plan.to_dict(),
     }
-    if options.json:
-        print_out(as_json(summary))
-    else:
-        print_out("\n".join([*_planned(todo, schedule), repr(plan)]))
+    show(options, summary, "\n".join([*_planned(todo, schedule), repr(plan)]))
     plan.check()
     return SUCCESS
 
@@ -154,3 +112,20 @@ def _planned(todo: Due, schedule: Schedule) -> list[str]:
         f"output: {schedule.output}; last result: {todo.last or 'none'}",
         "Nothing is written. A full pass over all rows for each policy would take:",
     ]
+
+
+VERB = Verb(
+    "Evaluate the policies of a file if data or settings have changed, keep dated results, and compare with\n"
+    "the last one.",
+    {
+        "config": option("TOML file with a table [evaluate]", type=path, metavar="CONFIG"),
+        "--dry-run": option("say what would be done, and write nothing", action="store_true"),
+        "--force": option("evaluate even if nothing has changed", action="store_true"),
+        "--cluster": shared.cluster(),
+        "--patience": shared.patience(),
+        "--memory": shared.MEMORY,
+        "--json": shared.JSON,
+    },
+    _run,
+    NOTE,
+)

@@ -1,17 +1,16 @@
-"""``kedrl fit``: a fit in a run directory, begun or gone on with."""
+"""``kedrl fit``: a fit in a run directory, begun or resumed."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from kedrl_dask.cli.common import JSON, NOT_CONVERGED, SUCCESS, Verbs, add_verb, as_json, number, print_out
-from kedrl_dask.cli.options import PARAMETERS, SETTINGS, given_parameters
-from kedrl_dask.cli.where import CLUSTER, MEMORY, PATIENTLY
+from kedrl_dask.cli import options as shared
+from kedrl_dask.cli.common import SUCCESS, Verb, failures, number, option, show
+from kedrl_dask.cli.parameters import PARAMETERS, SETTINGS, given_parameters
 from kedrl_dask.engine.clusters.descriptions import chosen_cluster
 from kedrl_dask.engine.clusters.opening import open_cluster
 from kedrl_dask.engine.data.transition_store import TransitionStore
@@ -20,91 +19,48 @@ from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, is_finished, read_run, 
 from kedrl_dask.report import terminal
 from kedrl_dask.service.config import ONLY, RunConfig, load_config, load_policy
 
-__all__ = ["add"]
+__all__ = ["VERB"]
 
 NOTE = """\
 examples:
-  kedrl fit run.toml                begin, or go on with, the fit of a file
+  kedrl fit run.toml                begin or resume the fit of a file
   kedrl fit run.toml --dry-run      what it would do and take; nothing is written
   kedrl fit transitions.zarr --policy policy.json --discount 0.9 --run run
-  kedrl fit run                     go on with a run
+  kedrl fit run                     resume a run
 
 The source is a TOML file (see kedrl_dask.service.config), a store of transitions with --policy, --discount
-and --run, or the directory of a run that was begun. The same command again goes on with a run that was
-interrupted, by Ctrl-C, by SIGTERM as at the end of a job's time, or by the loss of workers, of room on the
-disk or of the machine; it prints the result of one that is finished.
+and --run, or the directory of an existing run. Repeating the command resumes a run that was interrupted by
+Ctrl-C, by SIGTERM as at the end of a job's time, or by the loss of workers, disk space or the machine; it
+prints the result of a finished run.
 
 """
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "source": {"type": Path, "metavar": "SOURCE", "help": "TOML file, store of transitions, or run"},
-    "--policy": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "target policy, .json, .toml or .npz: a family (gaussian, uniform, logistic) and its numbers",
-    },
-    "--run": {
-        "type": Path,
-        "dest": "directory",
-        "metavar": "DIR",
-        "help": "directory of the run, new or to go on with",
-    },
-    "--cache": {"type": Path, "metavar": "DIR", "help": "directory of blocks that several fits share"},
-    **SETTINGS,
-    "--discount": {"type": number, "help": "discount factor"},
-    "--cluster": CLUSTER,
-    "--patience": PATIENTLY,
-    "--checkpoint-seconds": {
-        "type": number,
-        "default": CHECKPOINT_SECONDS,
-        "metavar": "SECONDS",
-        "help": "time between checkpoints of the solver (default: %(default)g)",
-    },
-    "--memory": MEMORY,
-    "--dry-run": {"action": "store_true", "help": "say what would be done, and write nothing"},
-    "--json": JSON,
-}
-#: What describes a fit; a TOML file and a run have it themselves.
+#: Options that describe a fit; a TOML file and a run contain them.
 DESCRIPTION = ("policy", "discount", *PARAMETERS)
-
-
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = add_verb(
-        verbs,
-        "fit",
-        _run,
-        description="Estimate the law of the return under a target policy, in a directory that keeps all\n"
-        "that was done.",
-        note=NOTE,
-    )
-    for name, settings in OPTIONS.items():
-        parser.add_argument(name, **settings)
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _say_what_would_be_done(options)
     fit = _described(options)
-    options.interrupted = (
-        f"what was finished is kept in {options.directory}: the same command goes on from there"
-    )
+    options.interrupted = f"finished work is kept in {options.directory}: repeat the command to resume"
     cluster = None if is_finished(options.directory) else options.cluster
     with open_cluster(cluster, options.patience) as executor:
-        model: KEDRL = fit(
-            executor=executor, memory=options.memory, checkpoint_seconds=options.checkpoint_seconds
-        )
+        model = fit(executor=executor, memory=options.memory, checkpoint_seconds=options.checkpoint_seconds)
     run: Path = options.directory
     summary = {"run": str(run), "model": str(run / "model"), "fit": terminal.summary(model)}
-    print_out(as_json(summary) if options.json else _text(model, run))
-    if terminal.did_its_work(model):
-        return SUCCESS
-    print(f"kedrl: the fit did not converge: {model.solution_.result.value}", file=sys.stderr)
-    return NOT_CONVERGED
+
+    def render(console: Console) -> None:
+        terminal.render(model, console=console)
+        console.print(f"\nThe model is in {run / 'model'}.", markup=False)
+
+    show(options, summary, render)
+    is_done = terminal.did_its_work(model)
+    return failures([] if is_done else [f"the fit did not converge: {model.solution_.result.value}"])
 
 
-def _described(options: argparse.Namespace) -> Any:
-    """The fit that the source describes, lacking only its executor.
+def _described(options: argparse.Namespace) -> Callable[..., KEDRL]:
+    """The fit that the source describes, to be called with its executor.
 
     ``options.directory`` becomes its run, and ``options.cluster`` the description of its cluster.
     """
@@ -142,13 +98,11 @@ def _say_what_would_be_done(options: argparse.Namespace) -> int:
         model, store, policy = config.model(), TransitionStore.open(config.data), config.policy
         run = options.directory or config.run
     plan = model.plan(store, memory=options.memory, calibrate=False)
-    if options.json:
-        summary = {"data": str(store.path), "policy": repr(policy), "run": None if run is None else str(run)}
-        print_out(as_json({**summary, "plan": plan.to_dict()}))
-    else:
-        begun = "gone on with" if run is not None and (run / "run.json").exists() else "begun"
-        lines = [f"data: {store.path}", f"policy: {policy!r}", f"run: {run}, to be {begun}"]
-        print_out("\n".join([*lines, "Nothing is written.", repr(plan)]))
+    summary = {"data": str(store.path), "policy": repr(policy), "run": None if run is None else str(run)}
+    begun = "resumed" if run is not None and (run / "run.json").exists() else "begun"
+    lines = [f"data: {store.path}", f"policy: {policy!r}", f"run: {run}, to be {begun}"]
+    text = "\n".join([*lines, "Nothing is written.", repr(plan)])
+    show(options, {**summary, "plan": plan.to_dict()}, text)
     plan.check()
     return SUCCESS
 
@@ -167,9 +121,34 @@ def _refuse(options: argparse.Namespace, names: tuple[str, ...], what: str) -> N
         raise ValueError(f"{what} its own {given[0].replace('n_', '')}; leave the option out")
 
 
-def _text(model: KEDRL, run: Path) -> str:
-    console = Console()
-    with console.capture() as captured:
-        terminal.render(model, console=console)
-        console.print(f"\nThe model is in {run / 'model'}.", markup=False)
-    return "\n" + captured.get().rstrip()
+VERB = Verb(
+    "Estimate the law of the return under a target policy, in a directory that keeps all intermediate\n"
+    "results.",
+    {
+        "source": option("TOML file, store of transitions, or run", type=Path, metavar="SOURCE"),
+        "--policy": option(
+            "target policy, .json, .toml or .npz: a family (gaussian, uniform, logistic) and its numbers",
+            type=Path,
+            metavar="FILE",
+        ),
+        "--run": option(
+            "directory of the run, new or to be resumed", type=Path, dest="directory", metavar="DIR"
+        ),
+        "--cache": option("directory of blocks that several fits share", type=Path, metavar="DIR"),
+        **SETTINGS,
+        "--discount": option("discount factor", type=number),
+        "--cluster": shared.cluster(),
+        "--patience": shared.patience(),
+        "--checkpoint-seconds": option(
+            "time between checkpoints of the solver (default: %(default)g)",
+            CHECKPOINT_SECONDS,
+            type=number,
+            metavar="SECONDS",
+        ),
+        "--memory": shared.MEMORY,
+        "--dry-run": option("say what would be done, and write nothing", action="store_true"),
+        "--json": shared.JSON,
+    },
+    _run,
+    NOTE,
+)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from collections.abc import Mapping
 
-from kedrl_dask.cli.common import JSON, SUCCESS, Verbs, add_verb, as_json, path, positive, print_out
+from kedrl_dask.cli import options as shared
+from kedrl_dask.cli.common import SUCCESS, Option, Verb, option, path, show
 from kedrl_dask.cli.verbs.simulate import store_summary
 from kedrl_dask.engine.data.encoding import PARTS
 from kedrl_dask.engine.data.new_store import new_store
 from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.engine.ingest.columns import MISSING_POLICIES
+from kedrl_dask.engine.ingest.columns import MISSING_POLICIES, MissingPolicy
 from kedrl_dask.engine.ingest.ingest import ingest
 from kedrl_dask.engine.ingest.readers import FORMATS
 
-__all__ = ["add"]
+__all__ = ["VERB"]
 
 NOTE = """\
 examples:
@@ -28,84 +29,25 @@ order of the rows. A directory is read as one table; its folders may be partitio
 """
 
 
-def _column(meaning: str) -> dict[str, Any]:
-    return {"metavar": "COLUMN", "help": meaning}
+def _column(meaning: str, required: bool = False) -> Option:
+    return option(meaning, metavar="COLUMN", required=required)
 
 
-def _columns(meaning: str, required: bool = True) -> dict[str, Any]:
-    return {"nargs": "+", "metavar": "COLUMN", "required": required, "help": meaning}
+def _columns(meaning: str, required: bool = True) -> Option:
+    return option(meaning, (), nargs="+", metavar="COLUMN", required=required)
 
 
-def _policy(text: str) -> tuple[str | None, str]:
+def _policy(text: str) -> tuple[str | None, MissingPolicy]:
     """A policy for all columns, or COLUMN=POLICY for one."""
-    column, _, policy = text.rpartition("=")
-    if policy not in MISSING_POLICIES:
-        raise argparse.ArgumentTypeError(f"{policy!r} is not one of {', '.join(MISSING_POLICIES)}")
-    return column or None, policy
+    column, _, given = text.rpartition("=")
+    for policy in MISSING_POLICIES:
+        if policy == given:
+            return column or None, policy
+    raise argparse.ArgumentTypeError(f"{given!r} is not one of {', '.join(MISSING_POLICIES)}")
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "source": {"type": path, "metavar": "SOURCE", "help": "file, or directory of files: CSV, Parquet, Arrow"},
-    "output": {"type": path, "metavar": "PATH", "help": "new directory for the store"},
-    "--episode": _column("integers or text that tell episodes apart") | {"required": True},
-    "--step": _column("integers that rise by one within an episode"),
-    "--time": _column("in place of steps: numbers or timestamps that rise"),
-    "--state": _columns("columns of the state"),
-    "--action": _columns("columns of the action"),
-    "--reward": _columns("columns of the reward"),
-    "--terminated": _column("flag of the last row of episodes that ended for good"),
-    "--truncated": _column("flag of the last row of episodes that were cut off"),
-    "--categorical": _columns("state columns that are encoded by their levels", required=False)
-    | {"default": ()},
-    "--missing": {
-        "nargs": "+",
-        "type": _policy,
-        "default": [(None, "refuse")],
-        "metavar": "POLICY",
-        "help": "what becomes of missing values: refuse, drop (the episode) or impute (the mean, with a "
-        "column that tells where; in states), for all columns or as COLUMN=POLICY (default: refuse)",
-    },
-    "--standardise": {
-        "nargs": "+",
-        "choices": PARTS,
-        "default": (),
-        "metavar": "PART",
-        "help": "parts, of state, action and reward, whose columns count in standard deviations where "
-        "lengths of kernels are given",
-    },
-    "--lone-rows": {
-        "choices": ("refuse", "drop"),
-        "default": "refuse",
-        "help": "what becomes of episodes of a single row that is not terminated (default: %(default)s)",
-    },
-    "--format": {"choices": tuple(FORMATS), "help": "format of the files, if their names do not tell"},
-    "--chunk-rows": {
-        "type": positive,
-        "default": 16_384,
-        "metavar": "N",
-        "help": "rows per stored chunk (default: %(default)s)",
-    },
-    "--overwrite": {
-        "action": "store_true",
-        "help": "replace a transition store at PATH, and nothing else, once the new one is complete",
-    },
-    "--json": JSON,
-}
-#: Options that are meanings of columns.
+#: Options that give the meaning of columns.
 MEANINGS = ("episode", "step", "time", "state", "action", "reward", "terminated", "truncated")
-
-
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = add_verb(
-        verbs,
-        "ingest",
-        _run,
-        description="Read a table with one row per recorded time point, and store its transitions.",
-        note=NOTE,
-    )
-    for name, settings in OPTIONS.items():
-        parser.add_argument(name, **settings)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -128,27 +70,70 @@ def _run(options: argparse.Namespace) -> int:
     encoding = store.encoding
     assert encoding is not None  # of a store made from a table
     columns = {part: list(encoding.names(part)) for part in PARTS}
-    if options.json:
-        print_out(as_json(store_summary(store) | vars(done) | {"columns": columns, "seconds": seconds}))
-        return SUCCESS
+    summary = store_summary(store) | vars(done) | {"columns": columns, "seconds": seconds}
     lines = [repr(store), *(f"  {part:<12} {', '.join(names)}" for part, names in columns.items())]
     if done.dropped_episodes:
         lines.append(f"  dropped      {done.dropped_episodes:,} episodes of {done.dropped_rows:,} rows")
-    print_out("\n".join([*lines, f"{done.rows:,} rows read in {seconds:.1f} s"]))
+    show(options, summary, "\n".join([*lines, f"{done.rows:,} rows read in {seconds:.1f} s"]))
     return SUCCESS
 
 
-def _missing(policies: list[tuple[str | None, str]], given: dict[str, Any]) -> Any:
-    """One policy for all columns, or by column, on top of the one for all."""
-    overall = next((policy for column, policy in policies if column is None), "refuse")
+def _missing(
+    policies: list[tuple[str | None, MissingPolicy]], given: Mapping[str, str | list[str] | None]
+) -> MissingPolicy | dict[str, MissingPolicy]:
+    """One policy for all columns, or one for each."""
+    overall: MissingPolicy = next((policy for column, policy in policies if column is None), "refuse")
     own = {column: policy for column, policy in policies if column is not None}
     if not own:
         return overall
-    state = given["state"]
-    others = [name for key in MEANINGS if key != "state" for name in _listed(given[key])]
-    rest = dict.fromkeys(others, "refuse" if overall == "impute" else overall)
-    return dict.fromkeys(state, overall) | rest | own
+    columns: dict[str, MissingPolicy] = {
+        name: "refuse" if overall == "impute" and key != "state" else overall
+        for key, names in given.items()
+        for name in ([names] if isinstance(names, str) else names or ())
+    }
+    return columns | own
 
 
-def _listed(value: Any) -> list[str]:
-    return [] if value is None else [value] if isinstance(value, str) else value
+VERB = Verb(
+    "Read a table with one row per recorded time point, and store its transitions.",
+    {
+        "source": option("file, or directory of files: CSV, Parquet, Arrow", type=path, metavar="SOURCE"),
+        "output": shared.STORE,
+        "--episode": _column("integers or text that identify episodes", required=True),
+        "--step": _column("integers that rise by one within an episode"),
+        "--time": _column("instead of steps: numbers or timestamps that rise"),
+        "--state": _columns("columns of the state"),
+        "--action": _columns("columns of the action"),
+        "--reward": _columns("columns of the reward"),
+        "--terminated": _column("flag of the last row of episodes that ended for good"),
+        "--truncated": _column("flag of the last row of episodes that were cut off"),
+        "--categorical": _columns("state columns that are encoded by their levels", required=False),
+        "--missing": option(
+            "treatment of missing values: refuse, drop (the episode) or impute (the mean, with an indicator "
+            "column; in states only), for all columns or as COLUMN=POLICY (default: refuse)",
+            [(None, "refuse")],
+            nargs="+",
+            type=_policy,
+            metavar="POLICY",
+        ),
+        "--standardise": option(
+            "parts, of state, action and reward, whose columns are measured in standard deviations where "
+            "kernel lengths are given",
+            (),
+            nargs="+",
+            choices=PARTS,
+            metavar="PART",
+        ),
+        "--lone-rows": option(
+            "treatment of episodes of a single row that is not terminated",
+            "refuse",
+            choices=("refuse", "drop"),
+        ),
+        "--format": option("format of the files, if their names do not tell", choices=tuple(FORMATS)),
+        "--chunk-rows": shared.CHUNK_ROWS,
+        "--overwrite": shared.OVERWRITE,
+        "--json": shared.JSON,
+    },
+    _run,
+    NOTE,
+)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
-from kedrl_dask.cli.common import JSON, SUCCESS, Verbs, add_verb, as_json, count, path, positive, print_out
-from kedrl_dask.cli.pair import PAIR
+from kedrl_dask.cli import options as shared
+from kedrl_dask.cli.common import SUCCESS, Verb, count, option, positive, show
 from kedrl_dask.datasets import simulation
 from kedrl_dask.datasets.systems import SYSTEMS
 from kedrl_dask.engine.data.new_store import new_store
 from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["add", "store_summary"]
+__all__ = ["VERB", "store_summary"]
 
-#: Episodes are simulated a thousand at a time: of so many steps they take a gibibyte.
+#: Episodes are simulated a thousand at a time; with this many steps they take a gibibyte.
 MOST_STEPS = 5_000
 
 
@@ -28,42 +28,6 @@ def _steps(text: str) -> int:
             "episodes are in memory at a time"
         )
     return int(text)
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "output": {"type": path, "metavar": "PATH", "help": "new directory for the store"},
-    "--transitions": {
-        "type": positive,
-        "required": True,
-        "metavar": "N",
-        "help": "how many to simulate",
-    },
-    "--pair": PAIR,
-    "--system": {
-        "choices": sorted(SYSTEMS),
-        "default": "paper",
-        "metavar": "SYSTEM",
-        "help": "what the policy acts on: %(choices)s (default: %(default)s)",
-    },
-    "--seed": {
-        "type": count,
-        "default": 0,
-        "metavar": "N",
-        "help": "seed of the data (default: %(default)s)",
-    },
-    "--steps": {
-        "type": _steps,
-        "default": 50,
-        "metavar": "T",
-        "help": "recorded time points of an episode that does not terminate, one more than its transitions "
-        "(default: %(default)s)",
-    },
-    "--overwrite": {
-        "action": "store_true",
-        "help": "replace a transition store at PATH, and nothing else, once the new one is complete",
-    },
-    "--json": JSON,
-}
 
 
 NOTE = """\
@@ -80,21 +44,6 @@ systems:
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb."""
-    parser = add_verb(
-        verbs,
-        "simulate",
-        _run,
-        description="Simulate the paper's linear-Gaussian system, or a variant of it, under the behaviour "
-        "policy of a\npair and store its transitions, block by block: memory does not grow with their "
-        "number.",
-        note=NOTE,
-    )
-    for name, settings in OPTIONS.items():
-        parser.add_argument(name, **settings)
-
-
 def _run(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     pair, system, total = simulation.PAIRS[options.pair], SYSTEMS[options.system], options.transitions
@@ -108,15 +57,13 @@ def _run(options: argparse.Namespace) -> int:
     store = TransitionStore.open(options.output)
     size = sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
     seconds = time.perf_counter() - start
-    if options.json:
-        print_out(as_json(store_summary(store) | {"bytes": size, "seconds": seconds}))
-    else:
-        print_out(f"{store!r}\n{size / 2**20:,.1f} MiB on disk, written in {seconds:.1f} s")
+    summary = store_summary(store) | {"bytes": size, "seconds": seconds}
+    show(options, summary, f"{store!r}\n{size / 2**20:,.1f} MiB on disk, written in {seconds:.1f} s")
     return SUCCESS
 
 
-def store_summary(store: TransitionStore) -> dict[str, Any]:
-    """What there is in a store, as JSON."""
+def store_summary(store: TransitionStore) -> Record:
+    """The contents of a store, as JSON."""
     return {
         "path": str(store.path),
         "rows": store.n_rows,
@@ -125,3 +72,28 @@ def store_summary(store: TransitionStore) -> dict[str, Any]:
         "dims": {"state": store.state_dim, "action": store.action_dim, "reward": store.reward_dim},
         "fingerprint": store.fingerprint,
     }
+
+
+VERB = Verb(
+    "Simulate the paper's linear-Gaussian system, or a variant of it, under the behaviour policy of a pair\n"
+    "and store its transitions, block by block: memory does not grow with their number.",
+    {
+        "output": shared.STORE,
+        "--transitions": option("how many to simulate", type=positive, required=True, metavar="N"),
+        "--pair": shared.pair(),
+        "--system": option(
+            "what the policy acts on: %(choices)s", "paper", choices=sorted(SYSTEMS), metavar="SYSTEM"
+        ),
+        "--seed": shared.SEED,
+        "--steps": option(
+            "recorded time points of an episode that does not terminate, one more than its transitions",
+            50,
+            type=_steps,
+            metavar="T",
+        ),
+        "--overwrite": shared.OVERWRITE,
+        "--json": shared.JSON,
+    },
+    _run,
+    NOTE,
+)

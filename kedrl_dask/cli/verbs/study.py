@@ -1,136 +1,42 @@
-"""``kedrl study``: the paper's studies, resumable, one process for each core."""
+"""``kedrl study``: the paper's studies, resumable, with one process for each core."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from types import ModuleType
 
+from rich.console import Console
+
+from kedrl_dask.cli import options as shared
 from kedrl_dask.cli.common import (
-    EXIT_CODES,
-    JSON,
-    NOT_CONVERGED,
-    SUCCESS,
-    Verbs,
-    add_verb,
-    as_json,
+    Option,
+    Verb,
     count,
+    failures,
+    given,
+    number,
+    option,
     path,
     positive,
-    print_out,
-    printing,
     replicates,
+    show,
     workers,
     written,
 )
-from kedrl_dask.cli.pair import PAIR
-from kedrl_dask.cli.studies import expedia, reservoir
+from kedrl_dask.datasets.expedia.panel import PAPER_TEST, PAPER_TRAINING
 from kedrl_dask.datasets.simulation import PAIRS
-from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.kedrl import KEDRL
-from kedrl_dask.studies import coverage, sensitivity, simulation
+from kedrl_dask.studies import coverage, reservoir, sensitivity, simulation
+from kedrl_dask.studies.expedia import application
+from kedrl_dask.studies.expedia import tables as expedia_tables
+from kedrl_dask.studies.expedia.specification import Sizes
 from kedrl_dask.studies.profiles import PROFILES
+from kedrl_dask.utils.arrays import Record
 
-__all__ = ["add"]
-
-#: Options that every study has.
-SHARED: dict[str, dict[str, Any]] = {
-    "--output": {
-        "type": path,
-        "required": True,
-        "metavar": "DIR",
-        "help": "new or empty directory, or that of an earlier run: finished cells are kept",
-    },
-    "--replicates": {
-        "type": replicates,
-        "default": 10,
-        "metavar": "R",
-        "help": "independent datasets (default: %(default)s; the paper has 100)",
-    },
-    "--transitions": {
-        "type": positive,
-        "default": 14_700,
-        "metavar": "N",
-        "help": "transitions of each dataset (default: %(default)s)",
-    },
-    "--workers": {
-        "type": workers,
-        "default": None,
-        "metavar": "N",
-        "help": "worker processes, one cell each at a time; 0 uses threads of this process (default: the "
-        "number of cores)",
-    },
-    "--json": JSON,
-}
-
-NO_PLOTS: dict[str, Any] = {"dest": "draw", "action": "store_false", "help": "draw no figures"}
-
-SIMULATION: dict[str, dict[str, Any]] = {
-    "--no-plots": NO_PLOTS,
-    "--pairs": {
-        "nargs": "+",
-        "choices": tuple(PAIRS),
-        "default": tuple(PAIRS),
-        "metavar": "PAIR",
-        "help": "behaviour and target policies: %(choices)s (default: all)",
-    },
-    "--profiles": {
-        "nargs": "+",
-        "choices": PROFILES,
-        "default": PROFILES,
-        "metavar": "PROFILE",
-        "help": "settings of the fits, as in kedrl demo: %(choices)s (default: all)",
-    },
-    "--monte-carlo": {
-        "type": count,
-        "default": 50,
-        "metavar": "B",
-        "help": "Monte Carlo references of the repeated diagnostic, on replicate 0; 0 leaves it out "
-        "(default: %(default)s)",
-    },
-}
-
-SENSITIVITY: dict[str, dict[str, Any]] = {
-    "--pair": PAIR,
-    "--replicates": SHARED["--replicates"] | {"default": 3, "help": "independent datasets (default: 3)"},
-    "--values": {
-        "action": "append",
-        "type": lambda text: _sizes(text),
-        "metavar": "FACTOR=N,N,…",
-        "help": "sizes of one factor, of " + ", ".join(sensitivity.FACTORS) + "; may be repeated (default: "
-        "all factors, up to a million transitions)",
-    },
-    "--set": {
-        "dest": "parameters",
-        "action": "append",
-        "type": lambda text: _parameter(text),
-        "default": [],
-        "metavar": "NAME=VALUE",
-        "help": "a parameter of KEDRL for all fits in place of the automatic one; may be repeated",
-    },
-    "--no-plots": NO_PLOTS,
-}
-
-COVERAGE: dict[str, dict[str, Any]] = {
-    "--pair": PAIR,
-    "--replicates": SHARED["--replicates"] | {"default": 200, "help": "independent datasets (default: 200)"},
-    "--transitions": SHARED["--transitions"] | {"default": 4_000},
-    "--bootstrap": {
-        "type": replicates,
-        "default": 30,
-        "metavar": "B",
-        "help": "bootstrap replicates of each fit (default: %(default)s)",
-    },
-    "--level": {
-        "type": float,
-        "default": 0.9,
-        "metavar": "P",
-        "help": "probability with which intervals are to cover (default: %(default)s)",
-    },
-}
+__all__ = ["VERB"]
 
 NOTE = """\
 examples:
@@ -138,134 +44,85 @@ examples:
   kedrl study coverage --output coverage --replicates 100 --bootstrap 12
   kedrl study sensitivity --output sensitivity --values n_atoms=50,100
 
-A cell is one fit on one simulated dataset. Each is written when it is finished: the same command goes on
-where an earlier one stopped, and with more replicates, pairs or profiles computes only what is missing.
+A cell is one fit on one simulated dataset, written as soon as it is finished. Repeating the command resumes
+an interrupted study; with more replicates, pairs or profiles it computes only the missing cells.
+
+"""
+EXPEDIA_NOTE = """\
+The published data, train.csv of Kaggle's "Personalize Expedia Hotel Searches", may not be redistributed:
+download it there and pass it with --data. Without it searches are simulated: the same columns, invented
+numbers.
+
+Stores and fits are kept in DIR: repeat the command to resume an interrupted study.
+
+"""
+RESERVOIR_NOTE = """\
+Needs the extra: pip install 'kedrl-dask[rl]'. Data, returns and sums are kept in DIR.
 
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Add the verb with its kinds of study."""
-    parser = add_verb(
-        verbs,
-        "study",
-        lambda _: _without_kind(parser),
-        description="Run one of the paper's studies.",
-        note=NOTE,
+def _finish(options: argparse.Namespace, summary: Record, study: ModuleType, ending: str = "") -> None:
+    """Print the summary of a study, with its tables."""
+
+    def render(console: Console) -> None:
+        study.render(summary, console)
+        console.print(f"\n{ending}{written(options.output)}")
+
+    show(options, summary, render)
+
+
+def _cells(study: ModuleType) -> Callable[[argparse.Namespace], int]:
+    """Run a study of many cells."""
+
+    def run(options: argparse.Namespace) -> int:
+        settings = given(options)
+        if "values" in settings:
+            settings["values"] = dict(settings["values"]) or None
+        summary = study.run(**settings | dict(settings.pop("parameters", ()))).summary
+        ending = f"{summary['cells']:,} cells, {summary['computed']:,} of them computed now. "
+        _finish(options, summary, study, ending)
+        return failures([f"cell {name} failed: {error}" for name, error in summary["failed"].items()])
+
+    return run
+
+
+def _expedia(options: argparse.Namespace) -> int:
+    sizes = Sizes(
+        n_atoms=options.atoms,
+        n_basis=options.basis,
+        n_landmarks=options.landmarks,
+        n_centers=options.centers,
+        n_own_basis=min(options.basis, Sizes.n_own_basis),
+        n_own_landmarks=min(options.landmarks, Sizes.n_own_landmarks),
     )
-    kinds = parser.add_subparsers(dest="study", metavar="study")
-    _add_kind(
-        kinds,
-        "simulation",
-        _simulation,
-        "six pairs of policies at ten points each, beside the paper's table",
-        SIMULATION,
-    )
-    _add_kind(
-        kinds,
-        "coverage",
-        _coverage,
-        "how often the bootstrap's intervals hold the truth, on many small datasets",
-        COVERAGE,
-    )
-    _add_kind(
-        kinds,
-        "sensitivity",
-        _sensitivity,
-        "the error against sizes and the number of transitions, one of them at a time",
-        SENSITIVITY,
-    )
-    _add_expedia(kinds)
-    _add_reservoir(kinds)
-
-
-def _without_kind(parser: argparse.ArgumentParser) -> int:
-    parser.error("name a study: simulation, coverage, sensitivity, expedia, reservoir")
-
-
-def _add_kind(
-    kinds: Verbs, name: str, run: Any, summary: str, options: dict[str, dict[str, Any]]
-) -> argparse.ArgumentParser:
-    parser = _parser(kinds, name, summary, NOTE)
-    parser.set_defaults(run=run, interrupted="finished cells are kept; the same command goes on from them")
-    for option, settings in (SHARED | options).items():
-        parser.add_argument(option, **settings)
-    return parser
-
-
-def _parser(kinds: Verbs, name: str, summary: str, note: str) -> argparse.ArgumentParser:
-    return kinds.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=note + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
-def _add_expedia(kinds: Verbs) -> None:
-    """The application, which has no cells: its options are its own."""
-    parser = _parser(kinds, "expedia", expedia.SUMMARY, expedia.NOTE)
-    left = "finished fits are kept; the same command goes on from them"
-    parser.set_defaults(run=expedia.run, interrupted=left)
-    source = parser.add_mutually_exclusive_group()
-    for option, settings in expedia.SOURCES.items():
-        source.add_argument(option, **settings)
-    for option, settings in expedia.OPTIONS.items():
-        parser.add_argument(option, **settings)
-
-
-def _add_reservoir(kinds: Verbs) -> None:
-    """The worked example, likewise."""
-    parser = _parser(kinds, "reservoir", reservoir.SUMMARY, reservoir.NOTE)
-    parser.set_defaults(run=reservoir.run, interrupted="data and returns that are finished are kept")
-    for option, settings in reservoir.OPTIONS.items():
-        parser.add_argument(option, **settings)
-
-
-def _workers(options: argparse.Namespace) -> int:
-    return ThreadExecutor().n_threads if options.workers is None else options.workers
-
-
-def _simulation(options: argparse.Namespace) -> int:
-    outcome = simulation.run(
+    summary = application.run(
         options.output,
-        pairs=_unique(options.pairs),
-        profiles=_unique(options.profiles),
-        replicates=options.replicates,
-        transitions=options.transitions,
-        workers=_workers(options),
-        monte_carlo=options.monte_carlo,
+        data=options.data,
+        searches=options.simulated,
+        training=None if options.takes_all else options.training,
+        test=None if options.takes_all else options.test,
+        sizes=sizes,
+        seed=options.seed,
+        with_adamw=options.with_adamw,
         draw=options.draw,
     )
-    return _finish(outcome.summary, options, simulation.render)
-
-
-def _coverage(options: argparse.Namespace) -> int:
-    outcome = coverage.run(
-        options.output,
-        pair=options.pair,
-        replicates=options.replicates,
-        transitions=options.transitions,
-        bootstrap=options.bootstrap,
-        level=options.level,
-        workers=_workers(options),
+    _finish(options, summary, expedia_tables, f"{summary['seconds']:.0f} s in all. ")
+    return failures(
+        [
+            f"the fit did not converge: {profile}, {name}: {fit['solver']['meaning']}"
+            for profile, by_policy in summary["fits"].items()
+            for name, fit in by_policy.items()
+            if fit["solver"]["result"] != "converged"
+        ]
     )
-    return _finish(outcome.summary, options, coverage.render)
 
 
-def _sensitivity(options: argparse.Namespace) -> int:
-    outcome = sensitivity.run(
-        options.output,
-        pair=options.pair,
-        values=dict(options.values) if options.values else None,
-        replicates=options.replicates,
-        transitions=options.transitions,
-        workers=_workers(options),
-        draw=options.draw,
-        **dict(options.parameters),
-    )
-    return _finish(outcome.summary, options, sensitivity.render)
+def _reservoir(options: argparse.Namespace) -> int:
+    summary = reservoir.run(**given(options))
+    _finish(options, summary, reservoir)
+    result = summary["result"]
+    return failures([] if result == "converged" else [f"the fit did not converge: {result}"])
 
 
 def _sizes(text: str) -> tuple[str, list[int]]:
@@ -276,11 +133,11 @@ def _sizes(text: str) -> tuple[str, list[int]]:
     return name, [positive(size) for size in sizes.split(",")]
 
 
-def _parameter(text: str) -> tuple[str, Any]:
+def _parameter(text: str) -> tuple[str, int | float | str]:
     """A parameter of KEDRL with its value, a number or a word."""
-    name, given, value = text.partition("=")
+    name, has_value, value = text.partition("=")
     known = sorted(set(inspect.signature(KEDRL).parameters) - {"discount", "return_kernel", "random_state"})
-    if not given or name not in known:
+    if not has_value or name not in known:
         raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
     for kind in (int, float):
         with suppress(ValueError):
@@ -288,21 +145,160 @@ def _parameter(text: str) -> tuple[str, Any]:
     return name, value
 
 
-def _unique(names: Sequence[str]) -> Any:
-    return tuple(dict.fromkeys(names))
+def _output(kept: str) -> Option:
+    meaning = f"new or empty directory, or that of an earlier run, of which {kept} are kept"
+    return option(meaning, type=path, required=True, metavar="DIR")
 
 
-def _finish(summary: dict[str, Any], options: argparse.Namespace, render: Any) -> int:
-    """Print the summary, and the cells that failed."""
-    if options.json:
-        print_out(as_json(summary))
-    else:
-        with printing() as console:
-            render(summary, console)
-            console.print(
-                f"\n{summary['cells']:,} cells, {summary['computed']:,} of them computed now. "
-                f"Written to {options.output}: {written(options.output)}"
-            )
-    for name, error in summary["failed"].items():
-        print(f"kedrl: cell {name} failed: {error}", file=sys.stderr)
-    return NOT_CONVERGED if summary["failed"] else SUCCESS
+def _of_cells(
+    study: ModuleType,
+    description: str,
+    options: Mapping[str, Option],
+    n_replicates: int,
+    n_transitions: int = 14_700,
+) -> Verb:
+    """A study of many cells: options that all such studies have, and its own."""
+    common: dict[str, Option] = {
+        "--output": _output("finished cells"),
+        "--replicates": option("independent datasets", n_replicates, type=replicates, metavar="R"),
+        "--transitions": option("transitions of each dataset", n_transitions, type=positive, metavar="N"),
+        "--workers": option(
+            "worker processes, each computing one cell at a time; 0 uses threads of this process (default: "
+            "the number of cores)",
+            type=workers,
+            metavar="N",
+        ),
+        "--json": shared.JSON,
+    }
+    interrupted = "finished cells are kept; repeat the command to resume"
+    return Verb(description, {**common, **options}, _cells(study), NOTE, interrupted=interrupted)
+
+
+SIMULATION = _of_cells(
+    simulation,
+    "Six pairs of policies at ten points each, beside the paper's table, which has 100 replicates.",
+    {
+        "--no-plots": shared.NO_PLOTS,
+        "--pairs": option(
+            "behaviour and target policies: %(choices)s (default: all)",
+            tuple(PAIRS),
+            nargs="+",
+            choices=tuple(PAIRS),
+            metavar="PAIR",
+        ),
+        "--profiles": option(
+            "settings of the fits, as in kedrl demo: %(choices)s (default: all)",
+            PROFILES,
+            nargs="+",
+            choices=PROFILES,
+            metavar="PROFILE",
+        ),
+        "--monte-carlo": option(
+            "Monte Carlo references of the repeated diagnostic, on replicate 0; 0 skips it",
+            50,
+            type=count,
+            metavar="B",
+        ),
+    },
+    n_replicates=10,
+)
+COVERAGE = _of_cells(
+    coverage,
+    "How often the bootstrap's intervals contain the truth, on many small datasets.",
+    {
+        "--pair": shared.pair(),
+        "--bootstrap": option("bootstrap replicates of each fit", 30, type=replicates, metavar="B"),
+        "--level": option("nominal coverage of the intervals", 0.9, type=number, metavar="P"),
+    },
+    n_replicates=200,
+    n_transitions=4_000,
+)
+SENSITIVITY = _of_cells(
+    sensitivity,
+    "The error as a function of each size and of the number of transitions, varied one at a time.",
+    {
+        "--pair": shared.pair(),
+        "--values": option(
+            f"sizes of one factor, of {', '.join(sensitivity.FACTORS)}; may be repeated (default: all, up to "
+            "a million transitions)",
+            [],
+            action="append",
+            type=_sizes,
+            metavar="FACTOR=N,N,…",
+        ),
+        "--set": option(
+            "a parameter of KEDRL for all fits, instead of the automatic one; may be repeated",
+            [],
+            action="append",
+            type=_parameter,
+            dest="parameters",
+            metavar="NAME=VALUE",
+        ),
+        "--no-plots": shared.NO_PLOTS,
+    },
+    n_replicates=3,
+)
+EXPEDIA = Verb(
+    "Two policies on hotel searches: the paper's tables, figures and a page.",
+    {
+        "--output": _output("finished fits"),
+        "--all": option(
+            "use all searches rather than as many as the paper", action="store_true", dest="takes_all"
+        ),
+        "--training": option("training transitions", PAPER_TRAINING, type=positive, metavar="N"),
+        "--test": option("test transitions", PAPER_TEST, type=positive, metavar="N"),
+        "--atoms": option("atoms of the return grid", Sizes.n_atoms, type=positive, metavar="M"),
+        "--basis": option("points of the state-action basis", Sizes.n_basis, type=positive, metavar="L"),
+        "--landmarks": option(
+            "landmarks of the conditional weights, in the paper's setting",
+            Sizes.n_landmarks,
+            type=positive,
+            metavar="S",
+        ),
+        "--centers": option("centres of uLSIF", Sizes.n_centers, type=positive, metavar="B"),
+        "--seed": shared.SEED,
+        "--no-adamw": option(
+            "skip the run of AdamW, which takes as long as the solver of one fit",
+            action="store_false",
+            dest="with_adamw",
+        ),
+        "--no-plots": shared.NO_PLOTS,
+        "--json": shared.JSON,
+    },
+    _expedia,
+    EXPEDIA_NOTE,
+    {
+        "--data": option("train.csv as published", type=path, metavar="FILE"),
+        "--simulated": option("simulate N searches", application.SEARCHES, type=positive, metavar="N"),
+    },
+    "finished fits are kept; repeat the command to resume",
+)
+RESERVOIR = Verb(
+    "A dam of MO-Gymnasium: estimates beside returns of the environment itself.",
+    {
+        "--output": _output("data and returns"),
+        "--episodes": option("logged episodes of 60 steps", 250, type=positive, metavar="N"),
+        "--returns": option(
+            "returns of the environment at each of ten levels", 2_000, type=positive, metavar="B"
+        ),
+        "--bootstrap": option("bootstrap replicates", 12, type=replicates, metavar="B"),
+        "--seed": shared.SEED,
+        "--no-plots": shared.NO_PLOTS,
+        "--json": shared.JSON,
+    },
+    _reservoir,
+    RESERVOIR_NOTE,
+    interrupted="finished data and returns are kept",
+)
+VERB = Verb(
+    "Run one of the paper's studies.",
+    {},
+    note=NOTE,
+    kinds={
+        "simulation": SIMULATION,
+        "coverage": COVERAGE,
+        "sensitivity": SENSITIVITY,
+        "expedia": EXPEDIA,
+        "reservoir": RESERVOIR,
+    },
+)

@@ -1,1 +1,0 @@
-"""Options of the studies of ``kedrl study`` that have a module of their own."""
