@@ -20,8 +20,8 @@ from scipy.special import chndtrix, ndtri, stdtrit
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes.conditioning_points import Conditioning
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective
-from kedrl_dask.engine.passes.streaming_pass import Conditioning
 from kedrl_dask.engine.plan.partition import even_ranges, in_groups
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.estimator.fit.conditioning import file_conditioning

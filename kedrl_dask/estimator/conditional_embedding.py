@@ -19,7 +19,6 @@ from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.engine.execute.default import checked_executor
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.streaming_pass import Destination, StreamingPass
-from kedrl_dask.engine.plan.stage_costs import DESIGN_SAMPLE
 from kedrl_dask.engine.storage.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
 from kedrl_dask.estimator.constraints import count, documented, either, number, parameter
 from kedrl_dask.estimator.fit.design import TUNING_SAMPLE
@@ -38,6 +37,7 @@ from kedrl_dask.estimator.fitted.persistence import (
 )
 from kedrl_dask.estimator.fitted.predict import by_rows, checked_inputs, checked_returns
 from kedrl_dask.numerics.design.points import choose_points
+from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.regression.cross_validation import (

@@ -21,6 +21,7 @@ __all__ = [
     "Matrices",
     "Matrix",
     "Points",
+    "Precision",
     "Real",
     "Record",
     "Vector",
@@ -77,6 +78,9 @@ Indices = npt.NDArray[np.integer[Any]]
 
 Mask = npt.NDArray[np.bool_]
 """Which rows."""
+
+Precision = np.dtype[np.floating[Any]]
+"""Single or double precision."""
 
 Record = dict[str, Any]
 """What is written as JSON: keys to numbers, words and lists of them."""

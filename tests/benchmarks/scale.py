@@ -89,10 +89,10 @@ class PeakMemory(threading.Thread):
             time.sleep(0.5)
 
 
-def timed_group(group, points, residency, *arguments):
+def timed_group(chunks, *arguments):
     """Seconds inside a task, without what it takes to get there; and its result."""
     start = time.perf_counter()
-    result = over_group(group, points, residency, *arguments)
+    result = over_group(chunks, *arguments)
     return time.perf_counter() - start, result
 
 

@@ -1,89 +1,103 @@
-"""Sums of a function over chunks that stay with their workers, are read, or are made anew each time."""
+"""Sums of a function over chunks, which are kept on workers, read from a store, or recomputed each time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from kedrl_dask.engine.execute.executor import Executor
-from kedrl_dask.engine.plan.partition import Node, fold
+from kedrl_dask.engine.execute.executor import Executor, Result, Shared
+from kedrl_dask.engine.plan.partition import Node, Range, fold
 from kedrl_dask.engine.plan.stage_costs import Residency
 
-__all__ = ["ChunkSums", "Ranges", "Source"]
+__all__ = ["ChunkSums", "Numbered", "Source", "over_group"]
 
-Ranges = Sequence[tuple[int, int]]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+#: Numbers and arrays that are added entry by entry.
+Total = TypeVar("Total", bound=tuple[Any, ...])
+
+#: Values of a group of chunks, each with the number of its chunk.
+Numbered = Iterable[tuple[int, T]]
 
 
-class Source(Protocol):
+class Source(Protocol[T_co]):
     """Where chunks come from."""
 
-    def load(self, rows: tuple[int, int]) -> Any:
+    def load(self, rows: Range) -> T_co:
         """Read the chunk, or make one that can stay in memory."""
 
-    def compute(self, rows: tuple[int, int]) -> Any:
-        """Make the chunk without reading it."""
+    def compute(self, rows: Range) -> T_co:
+        """Compute the chunk without reading it."""
 
 
-class ChunkSums:
-    """Sums over all chunks, always in the same order.
+class ChunkSums(Generic[T]):
+    """Sums over all chunks, with one task for each group of chunks.
 
-    One task for each group of chunks. Sums over chunks are taken in a tree that depends on their number
-    alone, so that results do not depend on the groups.
+    Chunks are added in a tree that depends only on their number, so results do not depend on the groups.
 
     Parameters
     ----------
     executor : Executor
     source : Source
     groups : sequence of sequences of (start, stop)
-        Chunks, in the groups that one task takes.
+        Chunks, grouped by task.
     residency : Residency
     """
 
     def __init__(
-        self, executor: Executor, source: Source, groups: Sequence[Ranges], residency: Residency
+        self,
+        executor: Executor,
+        source: Source[T],
+        groups: Sequence[Sequence[Range]],
+        residency: Residency,
     ) -> None:
+        numbers = count()
         self._executor, self._residency = executor, residency
         self._source = executor.share(source)
-        self._groups: list[Any] = _numbered(groups)
+        self._ranges = [[(next(numbers), rows) for rows in group] for group in groups]
+        self._held: list[list[tuple[int, T]]] = []
         if residency == "resident":
-            self._groups = executor.hold(_load, self._groups, self._source)
+            self._held = executor.hold(_load, self._ranges, self._source)
 
-    def sum(self, function: Callable[..., tuple[Any, ...]], *shared: Any) -> tuple[Any, ...]:
+    def sum(self, function: Callable[[T, *Shared], Total], *shared: *Shared) -> Total:
         """Sum of ``function(chunk, *shared)``, entry by entry."""
-        nodes = fold([node for group in self.each(over_group, function, *shared) for node in group], add)
-        total: tuple[Any, ...] = nodes[0].value
-        for node in nodes[1:]:
-            total = add(total, node.value)
+        groups = self.each(over_group, function, *shared)
+        total, *others = (node.value for node in fold((node for group in groups for node in group), add))
+        for other in others:
+            total = add(total, other)
         return total
 
-    def each(self, task: Callable[..., Any], *shared: Any) -> list[Any]:
-        """Results of ``task(group, source, residency, *shared)`` for each group."""
-        return self._executor.map(task, self._groups, self._source, self._residency, *shared)
+    def each(self, task: Callable[[Numbered[T], *Shared], Result], *shared: *Shared) -> list[Result]:
+        """Results of ``task(chunks, *shared)`` for each group."""
+        if self._residency == "resident":
+            return self._executor.map(task, self._held, *shared)
+        return self._executor.map(_made, self._ranges, self._source, self._residency, task, *shared)
 
 
-def _numbered(groups: Sequence[Ranges]) -> list[list[tuple[int, tuple[int, int]]]]:
-    """Groups of chunks, each with its number among all."""
-    numbers = count()
-    return [[(next(numbers), rows) for rows in group] for group in groups]
-
-
-def _load(group: list[tuple[int, tuple[int, int]]], source: Source) -> list[tuple[int, Any]]:
+def _load(group: Numbered[Range], source: Source[T]) -> list[tuple[int, T]]:
     return [(number, source.load(rows)) for number, rows in group]
 
 
-def over_group(
-    group: list[tuple[int, Any]],
-    source: Source,
+def _made(
+    group: Numbered[Range],
+    source: Source[T],
     residency: Residency,
-    function: Callable[..., Any],
-    *shared: Any,
-) -> list[Node]:
-    """Sums of a chunk function over a group: of chunks in memory, or of ranges to make them from."""
-    make = {"resident": lambda chunk: chunk, "stored": source.load, "recomputed": source.compute}[residency]
-    return fold((Node(number, 1, function(make(chunk), *shared)) for number, chunk in group), add)
+    task: Callable[[Numbered[T], *Shared], Result],
+    *shared: *Shared,
+) -> Result:
+    """Run a task on chunks that are read or computed one after the other."""
+    make = source.load if residency == "stored" else source.compute
+    return task(((number, make(rows)) for number, rows in group), *shared)
 
 
-def add(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Entry by entry."""
-    return tuple(a + b for a, b in zip(first, second, strict=True))
+def over_group(
+    chunks: Numbered[T], function: Callable[[T, *Shared], Total], *shared: *Shared
+) -> list[Node[Total]]:
+    """Sums of a chunk function over the chunks of a group."""
+    return fold((Node(number, 1, function(chunk, *shared)) for number, chunk in chunks), add)
+
+
+def add(first: Total, second: Total) -> Total:
+    """Add entry by entry."""
+    return cast(Total, tuple(a + b for a, b in zip(first, second, strict=True)))

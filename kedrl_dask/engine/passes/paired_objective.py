@@ -1,22 +1,30 @@
-"""The paired criterion as a solver sees it, with either form of its target."""
+"""The paired criterion as a problem for a solver, with either form of its target."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.engine.execute.executor import Executor
-from kedrl_dask.engine.passes.chunk_sums import ChunkSums
-from kedrl_dask.engine.passes.paired_target import Compressed, Operator, PairedPoints, sweep_back, sweep_out
-from kedrl_dask.engine.passes.separated_objective import EXACT, Objective
+from kedrl_dask.engine.passes.chunk_sums import ChunkSums, Numbered
+from kedrl_dask.engine.passes.paired_target import (
+    Compressed,
+    Operator,
+    PairedPoints,
+    Sections,
+    sweep_back,
+    sweep_out,
+)
+from kedrl_dask.engine.passes.separated_objective import EXACT, Objective, ValueAndGradient
 from kedrl_dask.numerics.criterion import paired
-from kedrl_dask.numerics.criterion.paired import FrequencyBlock, Points
+from kedrl_dask.numerics.criterion.paired import Batch, FrequencyBlock, Points
 from kedrl_dask.numerics.criterion.preconditioner import Coordinates, return_gram
 from kedrl_dask.numerics.criterion.separated import Penalties, ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Coefficients, Indices, Matrix, Precision
 
 __all__ = ["ContractedTarget", "PairedObjective", "SweptTarget", "Target"]
 
@@ -24,28 +32,28 @@ __all__ = ["ContractedTarget", "PairedObjective", "SweptTarget", "Target"]
 class Target(Protocol):
     """A form of the paired target."""
 
-    def value_and_gradient(self, coefficients: Array, with_terminal: bool) -> tuple[float, Array]:
-        """Σϱ(σ²/Q)‖f‖² over the conditioning points and its gradient by C.
+    def value_and_gradient(self, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
+        """Σϱ(σ²/Q)‖f‖² over the conditioning points, and its gradient with respect to C.
 
-        The precision of the coefficients is that of the products.
+        Products are in the precision of the coefficients.
         """
 
-    def batch(self, points: Points, coefficients: Array) -> tuple[float, Array]:
-        """The same over other points, in this process where that is possible."""
+    def batch(self, points: Points, coefficients: Coefficients) -> ValueAndGradient:
+        """The same over other points, in this process if possible."""
 
-    def __call__(self, coefficients: Array) -> Array:
-        """D + τ, the coefficients of the target on the features ψ; (r, 2Q)."""
+    def __call__(self, coefficients: Coefficients) -> Matrix:
+        """D + τ, the coefficients of the target in the features ψ; (r, 2Q)."""
 
 
 class ContractedTarget:
-    """The target from its operator: one task for each group of frequencies.
+    """The target computed from its operator, with one task for each group of frequencies.
 
     Parameters
     ----------
     executor : Executor
     operator : Operator
     blocks : ChunkSums
-        Its frequencies.
+        The operator, by blocks of frequencies.
     points : Points
         The conditioning points.
     dtype : dtype
@@ -53,39 +61,43 @@ class ContractedTarget:
     """
 
     def __init__(
-        self, executor: Executor, operator: Operator, blocks: ChunkSums, points: Points, dtype: np.dtype[Any]
+        self,
+        executor: Executor,
+        operator: Operator,
+        blocks: ChunkSums[FrequencyBlock],
+        points: Points,
+        dtype: Precision,
     ) -> None:
         self._executor, self._operator, self._blocks, self._dtype = executor, operator, blocks, dtype
         self._points = {kind: executor.share(points.astype(kind)) for kind in {dtype, EXACT}}
         self._in_memory: FrequencyBlock | None = None
 
-    def value_and_gradient(self, coefficients: Array, with_terminal: bool) -> tuple[float, Array]:
+    def value_and_gradient(self, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
         """See :class:`Target`."""
         shared = self._executor.share(coefficients)
         points = self._points[coefficients.dtype]
         value, gradient = self._blocks.sum(paired.value_and_gradient, points, shared, with_terminal)
         return value, gradient
 
-    def batch(self, points: Points, coefficients: Array) -> tuple[float, Array]:
-        """See :class:`Target`; mini-batches are many and small, so the operator is read once."""
+    def batch(self, points: Points, coefficients: Coefficients) -> ValueAndGradient:
+        """See :class:`Target`; the operator is read once, because mini-batches are many and small."""
         if self._in_memory is None:
             self._in_memory = self._operator.load((0, self._operator.n_frequencies))
         dtype = self._dtype
         return paired.value_and_gradient(self._in_memory, points.astype(dtype), coefficients.astype(dtype))
 
-    def __call__(self, coefficients: Array) -> Array:
+    def __call__(self, coefficients: Coefficients) -> Matrix:
         """See :class:`Target`."""
         groups = self._blocks.each(_forward_group, self._executor.share(coefficients))
         return np.hstack([part for group in groups for part in group])
 
 
-def _forward_group(group: Any, source: Operator, residency: str, coefficients: Array) -> list[Array]:
-    blocks = (block if residency == "resident" else source.load(block) for _, block in group)
-    return [paired.target(block, coefficients) for block in blocks]
+def _forward_group(blocks: Numbered[FrequencyBlock], coefficients: Coefficients) -> list[Matrix]:
+    return [paired.target(block, coefficients) for _, block in blocks]
 
 
 class SweptTarget:
-    """The target from the transitions: two sweeps over them for each product.
+    """The target computed from the transitions, in two sweeps over them for each product.
 
     Parameters
     ----------
@@ -108,34 +120,34 @@ class SweptTarget:
     def __init__(
         self,
         executor: Executor,
-        rows: ChunkSums,
+        rows: ChunkSums[Iterable[Batch]],
         points: Points,
         features: NystromFeatures,
-        gram: Array,
+        gram: Matrix,
         space: ReturnSpace,
-        terminal: Array | None,
-        dtype: np.dtype[Any],
+        terminal: Matrix | None,
+        dtype: Precision,
     ) -> None:
         self._executor, self._rows, self._features = executor, rows, features
         self._points, self._factor = points, cho_factor(gram, lower=True)
         self._space, self._terminal = space, terminal
         self._spaces = {kind: executor.share(space.astype(kind)) for kind in {dtype, EXACT}}
 
-    def _forward(self, coefficients: Array) -> Array:
-        """D, in double precision from sums of products in that of the coefficients."""
+    def _forward(self, coefficients: Coefficients) -> Matrix:
+        """D in double precision, from sums of products in the precision of the coefficients."""
         space, shared = self._spaces[coefficients.dtype], self._executor.share(coefficients)
         (sums,) = self._rows.sum(sweep_out, space, shared)
         return np.asarray(cho_solve(self._factor, self._features.complete_sums(sums)))
 
-    def _adjoint(self, by_target: Array, dtype: np.dtype[Any]) -> Array:
+    def _adjoint(self, by_target: Matrix, dtype: Precision) -> Coefficients:
         by_sums = self._features.complete_sums_adjoint(cho_solve(self._factor, by_target))
-        # Scaled to one, neither tiny nor huge entries are lost in single precision.
+        # Scaled to a maximum of one, entries neither underflow nor overflow in single precision.
         size = float(np.abs(by_sums).max()) or 1.0
         shared = self._executor.share((by_sums / size).astype(dtype))
         (gradient,) = self._rows.sum(sweep_back, self._spaces[dtype], shared)
         return np.asarray(size * gradient)
 
-    def _over(self, points: Points, coefficients: Array, with_terminal: bool) -> tuple[float, Array]:
+    def _over(self, points: Points, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
         target, space = self._forward(coefficients), self._space
         if with_terminal and self._terminal is not None:
             target = target + self._terminal
@@ -144,15 +156,15 @@ class SweptTarget:
         gradient = by_basis + self._adjoint(by_target, coefficients.dtype)
         return space.scale * square, 2 * space.scale * gradient
 
-    def value_and_gradient(self, coefficients: Array, with_terminal: bool) -> tuple[float, Array]:
+    def value_and_gradient(self, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
         """See :class:`Target`."""
         return self._over(self._points, coefficients, with_terminal)
 
-    def batch(self, points: Points, coefficients: Array) -> tuple[float, Array]:
-        """See :class:`Target`; it sweeps over all transitions."""
+    def batch(self, points: Points, coefficients: Coefficients) -> ValueAndGradient:
+        """See :class:`Target`; this sweeps over all transitions."""
         return self._over(points, coefficients, True)
 
-    def __call__(self, coefficients: Array) -> Array:
+    def __call__(self, coefficients: Coefficients) -> Matrix:
         """See :class:`Target`."""
         target = self._forward(coefficients)
         return target if self._terminal is None else target + self._terminal
@@ -165,11 +177,11 @@ class PairedObjective(Objective):
     ----------
     target : Target
     compressed : Compressed
-        The conditioning points, for the quadratic part.
+        Summary of the conditioning points, for the quadratic part.
     chunks : ChunkSums
-        The points themselves, for the penalty on negative coefficients.
+        The conditioning points, for the penalty on negative coefficients.
     source : PairedPoints
-        The same, for mini-batches.
+        The conditioning points, for mini-batches.
     space : ReturnSpace
     penalties : Penalties
     ridge : float
@@ -182,19 +194,19 @@ class PairedObjective(Objective):
         self,
         target: Target,
         compressed: Compressed,
-        chunks: ChunkSums,
+        chunks: ChunkSums[Sections],
         source: PairedPoints,
         space: ReturnSpace,
         penalties: Penalties,
         ridge: float,
-        dtype: np.dtype[Any],
+        dtype: Precision,
     ) -> None:
         super().__init__(penalties, ridge)
         self.target, self.whitening, self.n_points = target, source.basis.whitening, len(compressed.mass)
         self.products_are_exact = dtype == EXACT
         self._chunks, self._source = chunks, source
         self._dtype = dtype
-        self._in_memory: tuple[Array, Array, Array] | None = None
+        self._in_memory: Sections | None = None
         points = compressed.points
         self._moment, self._mean = points.basis.T @ points.basis, compressed.mean
         # Σϱ|ρ|², as ρ is linear in ψ.
@@ -202,7 +214,7 @@ class PairedObjective(Objective):
         right = return_gram(space, power[0::2] + power[1::2], penalties.mass)
         self.coordinates = Coordinates.build(self._moment, right, ridge)
 
-    def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
+    def value_and_gradient(self, coefficients: Coefficients) -> ValueAndGradient:
         """Value of the paired criterion and its gradient (rank, m), in double precision."""
         value, gradient = self.target.value_and_gradient(coefficients.astype(EXACT), True)
         penalty, by_penalty = paired.mass_penalty(
@@ -215,15 +227,15 @@ class PairedObjective(Objective):
             gradient = gradient + self._penalties.negative * by_penalty
         return self._with_ridge(value, gradient, coefficients)
 
-    def product(self, direction: Array) -> Array:
-        """Hessian of the quadratic part, times a direction."""
+    def product(self, direction: Coefficients) -> Coefficients:
+        """Product of the Hessian of the quadratic part with a direction."""
         size = float(np.abs(direction).max()) or 1.0
         _, image = self.target.value_and_gradient((direction / size).astype(self._dtype), False)
         _, by_mass = paired.mass_penalty(self._moment, self._mean, 0.0, direction)
         return size * image + self._penalties.mass * by_mass + 2 * self._ridge * direction
 
-    def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
-        """Gradient over some of the points, scaled so that its mean over all batches is the gradient."""
+    def batch_gradient(self, rows: Indices, coefficients: Coefficients) -> Coefficients:
+        """Gradient over some of the points, scaled so that its mean over all batches is the full gradient."""
         if self._in_memory is None:
             self._in_memory = self._source.compute((0, self.n_points))
         basis, features, weights = (part[rows] for part in self._in_memory)
@@ -236,6 +248,6 @@ class PairedObjective(Objective):
         return self._with_ridge(value, gradient, coefficients)[1]
 
 
-def _negative_penalty(chunk: tuple[Array, Array, Array], coefficients: Array) -> tuple[float, Array]:
+def _negative_penalty(chunk: Sections, coefficients: Coefficients) -> ValueAndGradient:
     basis, _, weights = chunk
     return paired.negative_penalty(basis, weights, coefficients)

@@ -1,8 +1,8 @@
-"""The target of the paired construction, in two forms: contracted once, or swept for every product.
+"""The target of the paired construction, contracted once or recomputed by sweeps for every product.
 
-Contracted, the sums Σ_j φ_j exp(i w·r_j) κ̃_jᵀ of all frequencies are made in one pass over the transitions,
-and a product costs Q·r·L, whatever N. Matrix-free, a product sweeps over the transitions twice, forward and
-back, because the target must be complete before it can be compared; nothing of the size of the sums exists.
+The contracted form computes the sums Σ_j φ_j exp(i w·r_j) κ̃_jᵀ for all frequencies in one pass over the
+transitions; a product then costs Q·r·L, independent of N. The matrix-free form never stores these sums: every
+product sweeps over the transitions twice, because the residual needs the complete target.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.engine.passes.streaming_pass import CONDITIONING_KIND, Continuation, in_block, read_groups
-from kedrl_dask.engine.plan.partition import GROUP_ROWS, RowBlock
+from kedrl_dask.engine.passes.conditioning_points import CONDITIONING_KIND
+from kedrl_dask.engine.passes.continuation import Continuation
+from kedrl_dask.engine.passes.streaming_pass import read_groups
+from kedrl_dask.engine.plan.partition import GROUP_ROWS, Range, RowBlock
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.directories import StoreError
 from kedrl_dask.numerics.criterion import paired
@@ -25,7 +26,8 @@ from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.kernels.spectral import waves
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Coefficients, Features, Matrix, Vector
+from kedrl_dask.utils.arrays import Points as Rows
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Operator",
     "PairedPoints",
     "PairedRows",
+    "Sections",
     "SolveTask",
     "compress_points",
     "contract_link",
@@ -52,7 +55,7 @@ OPERATOR_KIND = "kedrl paired operator"
 
 @dataclass(frozen=True)
 class PairedRows:
-    """The transitions as the paired target sees them.
+    """The transitions, in the form that the paired target needs.
 
     Attributes
     ----------
@@ -70,45 +73,45 @@ class PairedRows:
     store_path: Path
     features: NystromFeatures
     basis: NystromFeatures
-    frequencies: Array
+    frequencies: Rows
     continuation: Continuation
 
-    def compute(self, rows: tuple[int, int]) -> Iterator[Batch]:
-        """Batches of the recorded rows from start to stop; each lives until the next."""
+    def compute(self, rows: Range) -> Iterator[Batch]:
+        """Batches of a range of recorded rows; each is valid until the next one is requested."""
         dtype, block = self.features.whitening.dtype, RowBlock(0, *rows)
         phi = scratch("paired features", (GROUP_ROWS, self.features.rank), dtype)
         whitened = scratch("paired continuation", (GROUP_ROWS, self.basis.rank), dtype)
         reward = scratch("paired waves", (GROUP_ROWS, 2 * len(self.frequencies)), dtype)
-        for number, group in read_groups(TransitionStore.open(self.store_path), block):
-            inside = in_block(group, block)
+        for number, group, inside in read_groups(self.store_path, block):
             part = group.select(inside)
             n = len(part)
-            if n == 0:
-                continue
             kappa, _ = self.continuation(number, group, inside, dtype)
             self.basis.complete(self.basis.deflate(kappa), out=whitened[:n])
             self.features.partial(part.inputs, out=phi[:n])
             yield Batch(phi[:n], whitened[:n], waves(part.reward, self.frequencies, out=reward[:n]))
 
-    def load(self, rows: tuple[int, int]) -> list[Batch]:
-        """All batches, to stay in memory."""
+    def load(self, rows: Range) -> list[Batch]:
+        """Copies of all batches, which can stay in memory."""
         return [Batch(*(part.copy() for part in batch)) for batch in self.compute(rows)]
 
 
-def sweep_out(batches: Iterable[Batch], space: ReturnSpace, coefficients: Array) -> tuple[Array]:
-    """Σ_j φ_j times exp(iWr_j) ⊙ (CE)ᵀκ̃_j: double precision sums of products in that of ``space``."""
+def sweep_out(batches: Iterable[Batch], space: ReturnSpace, coefficients: Coefficients) -> tuple[Matrix]:
+    """Σ_j φ_j times exp(iWr_j) ⊙ (CE)ᵀκ̃_j: products in the precision of ``space``, sums in double."""
     return _swept(paired.sweep_forward, batches, space, coefficients)
 
 
-def sweep_back(batches: Iterable[Batch], space: ReturnSpace, by_sums: Array) -> tuple[Array]:
+def sweep_back(batches: Iterable[Batch], space: ReturnSpace, by_sums: Matrix) -> tuple[Matrix]:
     """The transpose of :func:`sweep_out`."""
     return _swept(paired.sweep_adjoint, batches, space, by_sums)
 
 
 def _swept(
-    function: Callable[..., Array], batches: Iterable[Batch], space: ReturnSpace, given: Array
-) -> tuple[Array]:
-    total: Any = 0.0
+    function: Callable[[Batch, ReturnSpace, Matrix], Matrix],
+    batches: Iterable[Batch],
+    space: ReturnSpace,
+    given: Matrix,
+) -> tuple[Matrix]:
+    total: Matrix = np.zeros(())
     for batch in batches:
         total = total + function(batch.astype(space.dtype), space, given).astype(np.float64)
     return (total,)
@@ -116,18 +119,17 @@ def _swept(
 
 @dataclass(frozen=True)
 class Contraction:
-    """What the pass that contracts the target needs: the transitions, and where the sums go."""
+    """What the pass that contracts the target needs: the transitions, and the store of the sums."""
 
     rows: PairedRows
     sums: Path
 
 
-def contract_link(which: tuple[int, int], task: Contraction, link: int, rows: tuple[int, int]) -> None:
+def contract_link(which: Range, task: Contraction, link: int, rows: Range) -> None:
     """Add the transitions of some rows to the sums of some waves.
 
-    Sums of an even link are read from one array and written to the other, those of an odd one the other way
-    round, so that a task that is run again finds what it found the first time. The manifest says of every
-    chunk which link it has.
+    Even links read one array and write the other, odd links the reverse, so that a repeated task finds the
+    same input again. The manifest records the latest link of every chunk.
     """
     sums = ArrayStore.open(task.sums, CONTRACTION_KIND, writable=True)
     source, destination = ("first", "second") if link % 2 else ("second", "first")
@@ -138,8 +140,8 @@ def contract_link(which: tuple[int, int], task: Contraction, link: int, rows: tu
     else:
         if any(sums.entry(chunk, source).get("link") != link - 1 for chunk in chunks):
             raise StoreError(
-                f"{task.sums}: array {source}, rows {start}:{stop} are not of link {link - 1}: another "
-                "process has written there; fit again"
+                f"{task.sums}: rows {start}:{stop} of array {source} do not hold link {link - 1}: another "
+                "process has written to them; fit again"
             )
         total = sums.read(source, start, stop)
     part = replace(task.rows, frequencies=task.rows.frequencies[start // 2 : stop // 2])
@@ -154,18 +156,18 @@ def contract_link(which: tuple[int, int], task: Contraction, link: int, rows: tu
 
 @dataclass(frozen=True)
 class SolveTask:
-    """How the sums become the operator P: with the Gram matrix A of the features and the ridge."""
+    """What turns the sums into the operator P: the Gram matrix A of the features, and the ridge."""
 
     sums: Path
-    name: str  # of the array that the last link wrote
+    name: str  # of the array written by the last link
     operator: Path
     features: NystromFeatures
-    gram: Array
+    gram: Matrix
     n_transitions: float
     ridge: float
 
 
-def solve_waves(block: tuple[int, tuple[int, int]], task: SolveTask) -> None:
+def solve_waves(block: tuple[int, Range], task: SolveTask) -> None:
     """P_w = (A + NλI)⁻¹ Σ ψ exp(i w·r) κ̃ᵀ for the frequencies of a chunk, given by its number and rows."""
     number, (start, stop) = block
     sums = ArrayStore.open(task.sums, CONTRACTION_KIND).read(task.name, 2 * start, 2 * stop)
@@ -193,7 +195,7 @@ class Operator:
     """
 
     path: Path
-    terminal: Array | None
+    terminal: Matrix | None
     space: ReturnSpace
 
     @property
@@ -201,7 +203,7 @@ class Operator:
         """Number Q of frequencies."""
         return self.space.grid_waves.shape[1] // 2
 
-    def load(self, which: tuple[int, int]) -> FrequencyBlock:
+    def load(self, which: Range) -> FrequencyBlock:
         """Read some frequencies."""
         operator = ArrayStore.open(self.path, OPERATOR_KIND).read("operator", *which)
         columns = slice(2 * which[0], 2 * which[1])
@@ -211,19 +213,23 @@ class Operator:
         )
         return FrequencyBlock(operator, terminal, space)
 
-    def compute(self, which: tuple[int, int]) -> FrequencyBlock:
-        """Read them too: there is no cheaper way."""
+    def compute(self, which: Range) -> FrequencyBlock:
+        """Read them too, because nothing is cheaper."""
         return self.load(which)
+
+
+#: k̃ (n, L), ψ (n, r) and ϱ (n,) of some conditioning points.
+Sections = tuple[Features, Features, Vector]
 
 
 @dataclass(frozen=True)
 class PairedPoints:
-    """The conditioning points as the paired criterion sees them: (k̃, ψ, ϱ), computed from their inputs.
+    """The conditioning points in the form that the paired criterion needs: (k̃, ψ, ϱ) from their inputs.
 
     Attributes
     ----------
     inputs : Path
-        Store of inputs and weights.
+        The store of inputs and weights.
     operators : ConditionalOperators
         ψ, and the mass ΣΓ.
     basis : NystromFeatures
@@ -234,19 +240,19 @@ class PairedPoints:
     operators: ConditionalOperators
     basis: NystromFeatures
 
-    def compute(self, rows: tuple[int, int]) -> tuple[Array, Array, Array]:
+    def compute(self, rows: Range) -> Sections:
         """k̃, ψ and ϱ of some points, in double precision."""
         points = ArrayStore.open(self.inputs, CONDITIONING_KIND)
         inputs, weights = points.read("input", *rows), points.read("weight", *rows)
         return self.basis(inputs), self.operators.features(inputs), weights
 
-    def load(self, rows: tuple[int, int]) -> tuple[Array, Array, Array]:
-        """The same."""
+    def load(self, rows: Range) -> Sections:
+        """Compute them, because they are not stored."""
         return self.compute(rows)
 
 
 class Compressed(NamedTuple):
-    """Conditioning points for the quadratic part of the criterion.
+    """Summary of the conditioning points, from which the quadratic part of the criterion is computed.
 
     Attributes
     ----------
@@ -254,23 +260,23 @@ class Compressed(NamedTuple):
     mean : (L,) array
         Σϱk̃.
     mass : (M,) array
-        ΣΓ at each.
+        ΣΓ at each point.
     """
 
     points: Points
-    mean: Array
-    mass: Array
+    mean: Vector
+    mass: Vector
 
 
-def compress_points(rows: tuple[int, int], source: PairedPoints) -> Compressed:
-    """Second moments of some points, their mean and their mass."""
+def compress_points(rows: Range, source: PairedPoints) -> Compressed:
+    """Second moments, mean and mass of some points."""
     basis, features, weights = source.compute(rows)
     points = Points.of(basis, features, weights).compressed()
     return Compressed(points, weights @ basis, features @ source.operators.mass)
 
 
 def merge_points(first: Compressed, second: Compressed) -> Compressed:
-    """Both sets of points."""
+    """Summary of the union of two sets of points."""
     return Compressed(
         first.points.merged(second.points),
         first.mean + second.mean,

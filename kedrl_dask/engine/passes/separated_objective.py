@@ -1,16 +1,18 @@
-"""The criterion over all conditioning points, as a solver sees it: sums over chunks."""
+"""The separated criterion over all conditioning points as a problem for a solver, in sums over chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 
 from kedrl_dask.engine.execute.executor import Executor
-from kedrl_dask.engine.passes.chunk_sums import ChunkSums, Ranges
-from kedrl_dask.engine.passes.streaming_pass import Conditioning
+from kedrl_dask.engine.passes.chunk_sums import ChunkSums
+from kedrl_dask.engine.passes.conditioning_points import Conditioning
+from kedrl_dask.engine.plan.partition import Range
 from kedrl_dask.engine.plan.stage_costs import Residency
 from kedrl_dask.numerics.criterion import separated
 from kedrl_dask.numerics.criterion.preconditioner import (
@@ -22,18 +24,20 @@ from kedrl_dask.numerics.criterion.preconditioner import (
     SurrogateCost,
     return_gram,
 )
-from kedrl_dask.numerics.criterion.separated import Chunk, Penalties, ReturnSpace, Space
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.numerics.criterion.separated import Chunk, FeatureChunk, Penalties, ReturnSpace, Space
+from kedrl_dask.utils.arrays import Coefficients, Indices
 
-__all__ = ["EXACT", "BellmanObjective", "Objective"]
+__all__ = ["EXACT", "BellmanObjective", "Objective", "ValueAndGradient"]
 
 
+#: A value, and its gradient.
+ValueAndGradient = tuple[float, Coefficients]
 #: Precision of values and gradients.
 EXACT = np.dtype(np.float64)
 
 
 class Objective:
-    """What the criteria of both constructions share, as functions of C with B = T_L C."""
+    """Common part of the criteria of both constructions, as functions of C with B = T_L C."""
 
     coordinates: Coordinates
 
@@ -50,11 +54,13 @@ class Objective:
         """Whether there is no penalty on negative coefficients."""
         return self._penalties.negative == 0
 
-    def precondition(self, residual: Array) -> Array:
-        """Approximate solution of Hessian·Y = residual in the coordinates; there the Hessian is near one."""
+    def precondition(self, residual: Coefficients) -> Coefficients:
+        """Approximate solution of Hessian·Y = residual, in coordinates where the Hessian is near identity."""
         return residual
 
-    def _with_ridge(self, value: float, gradient: Array, coefficients: Array) -> tuple[float, Array]:
+    def _with_ridge(
+        self, value: float, gradient: Coefficients, coefficients: Coefficients
+    ) -> ValueAndGradient:
         image = self._ridge * coefficients
         return value + float(np.vdot(coefficients, image)), gradient + 2 * image
 
@@ -62,9 +68,9 @@ class Objective:
 class BellmanObjective(Objective):
     """Value, gradient and products of eq:global_B_objective, as functions of C with B = T_L C.
 
-    One task for each group of chunks. Only the coefficients go out, and a matrix or a few come back: sums
-    over chunks, in a tree that depends on their number alone, so that results do not depend on the groups.
-    Gradients are in double precision; products in that of the stored points.
+    There is one task for each group of chunks. Tasks receive the coefficients and return a few matrices:
+    sums over chunks, in a tree that depends only on their number, so that results do not depend on the
+    groups. Gradients are in double precision, products in the precision of the stored points.
 
     Parameters
     ----------
@@ -72,10 +78,10 @@ class BellmanObjective(Objective):
     points : Conditioning
         The conditioning points.
     groups : sequence of sequences of (start, stop)
-        Chunks of points, in the groups that one task takes.
+        Chunks of points, grouped by task.
     residency : Residency
-        Whether chunks stay with the workers that loaded them, are read from the store for every product,
-        or are computed anew.
+        Whether chunks stay on the workers that loaded them, are read from the store for every product, or
+        are recomputed.
     space : ReturnSpace or ExactReturnSpace
     penalties : Penalties
     ridge : float
@@ -86,7 +92,7 @@ class BellmanObjective(Objective):
         self,
         executor: Executor,
         points: Conditioning,
-        groups: Sequence[Ranges],
+        groups: Sequence[Sequence[Range]],
         residency: Residency,
         space: Space,
         penalties: Penalties,
@@ -105,7 +111,7 @@ class BellmanObjective(Objective):
         right = return_gram(space, target_moment, penalties.mass)
         self.coordinates = Coordinates.build(moment, right, ridge)
 
-    def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
+    def value_and_gradient(self, coefficients: Coefficients) -> ValueAndGradient:
         """Value of eq:global_B_objective and its gradient (rank, m), in double precision."""
         shared = self._executor.share(coefficients)
         value, gradient = self.chunks.sum(
@@ -113,21 +119,21 @@ class BellmanObjective(Objective):
         )
         return self._with_ridge(value, gradient, coefficients)
 
-    def product(self, direction: Array) -> Array:
-        """Hessian of the quadratic part, times a direction, in the precision of the stored points."""
-        # A direction may be tiny: scaled to one, it does not underflow in single precision.
+    def product(self, direction: Coefficients) -> Coefficients:
+        """Product of the Hessian of the quadratic part with a direction, in the precision of the points."""
+        # Scaled to a maximum of one, a tiny direction does not underflow in single precision.
         size = float(np.abs(direction).max()) or 1.0
         shared = self._executor.share((direction / size).astype(self._points.dtype))
         (image,) = self.chunks.sum(_product, self._spaces[self._points.dtype], self._penalties, shared)
         return size * image + 2 * self._ridge * direction
 
-    def precondition(self, residual: Array) -> Array:
-        """Solve roughly Hessian·Y = residual in the coordinates: by the surrogate if there is one."""
+    def precondition(self, residual: Coefficients) -> Coefficients:
+        """Solve Hessian·Y = residual approximately in the coordinates, with the surrogate if there is one."""
         return residual if self._surrogate is None else self._surrogate(residual)
 
     @cached_property
     def _surrogate(self) -> Surrogate | None:
-        """The Hessian with ρ expanded, where that needs less work than the products that it saves."""
+        """The Hessian with an expansion of ρ, if it costs less than the products that it saves."""
         if not isinstance(self._space, ReturnSpace) or self.coordinates.seen_share < SEEN_SHARE:
             return None
         expansion = Expansion.of_sample(self._points.sample_rewards(self.n_points, EXPANSION_SAMPLE))
@@ -137,13 +143,14 @@ class BellmanObjective(Objective):
         directions = self.coordinates.directions()
         dtype = self._points.dtype
         shared = self._executor.share(expansion.astype(dtype)), self._executor.share(directions.astype(dtype))
-        moments = self.chunks.sum(separated.expanded_moments, *shared)
+        chunks = cast(ChunkSums[FeatureChunk], self.chunks)  # as the space is one of features
+        moments = chunks.sum(separated.expanded_moments, *shared)
         return Surrogate(self.coordinates, expansion, moments, self._space, self._penalties.mass)
 
-    def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
-        """Gradient over some of the points, scaled so that its mean over all batches is the gradient.
+    def batch_gradient(self, rows: Indices, coefficients: Coefficients) -> Coefficients:
+        """Gradient over some of the points, scaled so that its mean over all batches is the full gradient.
 
-        Mini-batches touch points all over the set, so these are read into this process once.
+        Mini-batches are random, so all points are read into this process once.
         """
         if self._in_memory is None:
             self._in_memory = self._points.load((0, self.n_points))
@@ -156,5 +163,7 @@ class BellmanObjective(Objective):
         return self._with_ridge(value, gradient, coefficients)[1]
 
 
-def _product(chunk: Chunk, space: Space, penalties: Penalties, direction: Array) -> tuple[Array]:
+def _product(
+    chunk: Chunk, space: Space, penalties: Penalties, direction: Coefficients
+) -> tuple[Coefficients]:
     return (separated.product(chunk, space, penalties, direction),)

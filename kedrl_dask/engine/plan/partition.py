@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 __all__ = [
     "FIRST_READ",
@@ -15,6 +15,7 @@ __all__ = [
     "PIECE_GROUPS",
     "READ_GROUPS",
     "Node",
+    "Range",
     "RowBlock",
     "even_ranges",
     "fold",
@@ -39,6 +40,9 @@ SWEEP_GROUPS, FEWEST_SWEPT = 4, 8
 FREQUENCY_CHUNK, FREQUENCY_SHARD = 4, 16
 
 T = TypeVar("T")
+
+#: Start and stop.
+Range = tuple[int, int]
 
 
 class RowBlock(NamedTuple):
@@ -69,7 +73,7 @@ def in_groups(items: Sequence[T], n_groups: int) -> list[list[T]]:
     return [list(items[a:b]) for a, b in pairwise(edges)]
 
 
-def even_ranges(n: int, at_most: int) -> list[tuple[int, int]]:
+def even_ranges(n: int, at_most: int) -> list[Range]:
     """Cut range(n) into the fewest ranges of at most ``at_most``, all of one length but the last.
 
     Examples
@@ -85,7 +89,7 @@ def even_ranges(n: int, at_most: int) -> list[tuple[int, int]]:
     return [(start, min(start + length, n)) for start in range(0, n, length)]
 
 
-def row_ranges(n_rows: int, n_groups: int) -> list[tuple[int, int]]:
+def row_ranges(n_rows: int, n_groups: int) -> list[Range]:
     """Cut all rows into ranges of ``n_groups`` whole groups, the last one of what is left."""
     length = n_groups * GROUP_ROWS
     return [(start, min(start + length, n_rows)) for start in range(0, n_rows, length)]
@@ -96,15 +100,15 @@ def sweep_groups(n_rows: int) -> int:
     return min(SWEEP_GROUPS, max(1, n_rows // (FEWEST_SWEPT * GROUP_ROWS)))
 
 
-class Node(NamedTuple):
+class Node(NamedTuple, Generic[T]):
     """A value combined from the items ``start`` to ``start + size`` in a binary tree."""
 
     start: int
     size: int
-    value: Any
+    value: T
 
 
-def fold(nodes: Iterable[Node], combine: Callable[[Any, Any], Any]) -> list[Node]:
+def fold(nodes: Iterable[Node[T]], combine: Callable[[T, T], T]) -> list[Node[T]]:
     """Combine neighbours that are the two halves of a node of the binary tree over all items.
 
     A sum that is folded in parts, anywhere, and the parts then in order, is always the same sum: floating
@@ -115,7 +119,7 @@ def fold(nodes: Iterable[Node], combine: Callable[[Any, Any], Any]) -> list[Node
     >>> fold([Node(i, 1, 2**i) for i in range(2, 7)], int.__add__)
     [Node(start=2, size=2, value=12), Node(start=4, size=2, value=48), Node(start=6, size=1, value=64)]
     """
-    done: list[Node] = []
+    done: list[Node[T]] = []
     for node in nodes:
         done.append(node)
         while len(done) > 1 and done[-2].size == done[-1].size and done[-2].start % (2 * done[-1].size) == 0:

@@ -7,6 +7,13 @@ from typing import Literal
 
 from kedrl_dask.engine.plan.partition import GROUP_ROWS, PIECE_GROUPS, READ_GROUPS
 from kedrl_dask.numerics.criterion.preconditioner import MOST_DIRECTIONS, USUAL_TERMS, SurrogateCost
+from kedrl_dask.numerics.design.sizes import (
+    DESIGN_SAMPLE,
+    EXACT_HELD_OUT,
+    N_FOLDS,
+    SEPARATION_BLOCKS,
+    SEPARATION_SAMPLE,
+)
 
 __all__ = [
     "NOMINAL",
@@ -33,20 +40,12 @@ __all__ = [
 Residency = Literal["resident", "stored", "recomputed"]
 
 MIB, DOUBLE = 2**20, 8
-#: Transitions that the design is made on, as in ``choices``.
-DESIGN_SAMPLE = 20_000
-#: Transitions of that sample that the test of separation takes, and blocks of episodes whose signs it draws.
-SEPARATION_SAMPLE, SEPARATION_BLOCKS = 10_000, 20
 #: Products that preconditioned conjugate gradients usually take; a fit counts its own.
 USUAL_PRODUCTS = 100
 #: The same with a surrogate of the Hessian, products in double precision counted by their time.
 PRODUCTS_WITH_SURROGATE = 25
-#: Folds of the cross-validation over blocks of episodes.
-N_FOLDS = 5
 #: Share of the flop rate of square matrices that the passes and the products reach.
 EFFICIENCY = 0.75
-#: Inputs at which the diagnostics of exact operators evaluate the Bellman risk.
-EXACT_HELD_OUT = 100
 #: Bytes that one thread takes for a block of exact kernel values, and of their products with weights.
 EXACT_WORK = 32 * MIB
 #: Bytes of H and G that a thread multiplies with vectors per second.

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.engine.passes.streaming_pass import CONDITIONING_KIND
+from kedrl_dask.engine.passes.conditioning_points import CONDITIONING_KIND
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.engine.storage.directories import StoreError

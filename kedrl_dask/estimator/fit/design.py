@@ -10,7 +10,6 @@ import numpy as np
 
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.engine.plan.partition import even_ranges
-from kedrl_dask.engine.plan.stage_costs import DESIGN_SAMPLE
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.cache import Cache, Facts
 from kedrl_dask.engine.storage.schema import POINTS, RETURNS, SAMPLE, TREND, ArraySpec
@@ -18,6 +17,7 @@ from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.numerics.design import sizes as sizing
 from kedrl_dask.numerics.design.points import choose_points
+from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import frequencies

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kedrl_dask.engine.passes.chunk_sums import ChunkSums
+from kedrl_dask.engine.passes.continuation import Continuation
 from kedrl_dask.engine.passes.paired_objective import ContractedTarget, PairedObjective, SweptTarget, Target
 from kedrl_dask.engine.passes.paired_target import (
     CONTRACTION_KIND,
@@ -26,7 +27,6 @@ from kedrl_dask.engine.passes.paired_target import (
     merge_points,
     solve_waves,
 )
-from kedrl_dask.engine.passes.streaming_pass import Continuation
 from kedrl_dask.engine.plan.partition import (
     FREQUENCY_CHUNK,
     FREQUENCY_SHARD,

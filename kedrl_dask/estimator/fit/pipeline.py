@@ -12,7 +12,8 @@ import numpy as np
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
-from kedrl_dask.engine.passes.streaming_pass import Continuation, warm_up
+from kedrl_dask.engine.passes.continuation import Continuation
+from kedrl_dask.engine.passes.streaming_pass import warm_up
 from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.engine.storage.atomic import remove
 from kedrl_dask.engine.storage.cache import Cache

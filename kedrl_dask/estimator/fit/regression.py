@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kedrl_dask.engine.passes.streaming_pass import SUMS_KIND, combine_scalars
-from kedrl_dask.engine.plan.stage_costs import N_FOLDS
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.schema import BLOCK_SCALARS
 from kedrl_dask.estimator.fit.design import Choices
+from kedrl_dask.numerics.design.sizes import N_FOLDS
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.regression.cross_validation import RIDGES, BlockSums, cross_validate_ridge
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio

@@ -8,8 +8,8 @@ from typing import Any
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes.conditioning_points import CONDITIONING_KIND, Conditioning, evaluate_points
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective
-from kedrl_dask.engine.passes.streaming_pass import CONDITIONING_KIND, Conditioning, evaluate_points
 from kedrl_dask.engine.plan.partition import in_groups
 from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.engine.storage.array_store import ArrayStore

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from kedrl_dask.engine.data.encoding import Encoding
 from kedrl_dask.engine.plan.partition import even_ranges
 from kedrl_dask.engine.plan.plan import Form
-from kedrl_dask.engine.plan.stage_costs import N_FOLDS
 from kedrl_dask.estimator.fit.parameters import Parameters
-from kedrl_dask.numerics.design.sizes import MOST, Size
+from kedrl_dask.numerics.design.sizes import MOST, N_FOLDS, Size
 from kedrl_dask.numerics.solvers import PCG, by_name
 from kedrl_dask.utils.arrays import Inputs, Weights
 from kedrl_dask.utils.checks import as_numbers, shown

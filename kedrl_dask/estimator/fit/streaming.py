@@ -13,12 +13,11 @@ import numpy as np
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes.continuation import Continuation, TargetActions
 from kedrl_dask.engine.passes.streaming_pass import (
     SUMS_KIND,
-    Continuation,
     Destination,
     StreamingPass,
-    TargetActions,
     accumulate,
     combine_sums,
     ratio_moments,

@@ -12,12 +12,12 @@ import numpy as np
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
-from kedrl_dask.engine.plan.stage_costs import EXACT_HELD_OUT, SEPARATION_BLOCKS, SEPARATION_SAMPLE
 from kedrl_dask.estimator.fit.pipeline import Fit
 from kedrl_dask.estimator.fitted import predict
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.criterion.separation_test import SeparatedParts, separation
 from kedrl_dask.numerics.design import return_grid as grids
+from kedrl_dask.numerics.design.sizes import EXACT_HELD_OUT, SEPARATION_BLOCKS, SEPARATION_SAMPLE
 from kedrl_dask.numerics.kernels.spectral import kernel_error, waves
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.utils.arrays import Array

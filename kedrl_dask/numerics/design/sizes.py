@@ -20,8 +20,13 @@ from kedrl_dask.numerics.kernels.spectral import Method, frequencies, kernel_err
 from kedrl_dask.utils.arrays import Array
 
 __all__ = [
+    "DESIGN_SAMPLE",
+    "EXACT_HELD_OUT",
     "LADDERS",
     "MOST",
+    "N_FOLDS",
+    "SEPARATION_BLOCKS",
+    "SEPARATION_SAMPLE",
     "TOLERANCES",
     "Growth",
     "Size",
@@ -31,6 +36,15 @@ __all__ = [
     "grow",
     "residual_curve",
 ]
+
+#: Number of transitions in the sample from which the design is chosen.
+DESIGN_SAMPLE = 20_000
+#: Number of transitions of that sample in the test of separation, and of its blocks with random signs.
+SEPARATION_SAMPLE, SEPARATION_BLOCKS = 10_000, 20
+#: Number of folds of the cross-validation over blocks of episodes.
+N_FOLDS = 5
+#: Number of inputs at which the Bellman risk is evaluated with exact operators.
+EXACT_HELD_OUT = 100
 
 #: The settings that may be chosen so.
 Size = Literal["n_landmarks", "n_basis", "n_atoms", "n_features"]
