@@ -8,8 +8,8 @@ from os import PathLike
 from kedrl_dask.datasets.simulation import DISCOUNT, PAPER_SYSTEM, System
 from kedrl_dask.datasets.truth import monte_carlo_returns
 from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.data.transitions import pair_rows
 from kedrl_dask.engine.plan.partition import row_ranges
-from kedrl_dask.estimator.conditional_embedding import pair_rows
 from kedrl_dask.numerics.policies.families import Policy
 
 __all__ = ["write_returns"]

@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
+from kedrl_dask.engine.data.transitions import pair_rows
 from kedrl_dask.engine.execute.default import checked_executor
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.streaming_pass import Destination, StreamingPass
@@ -57,35 +58,6 @@ __all__ = ["ConditionalEmbedding", "pair_rows"]
 
 
 KIND = "kedrl conditional embedding"
-
-
-def pair_rows(
-    state: npt.ArrayLike, action: npt.ArrayLike, response: npt.ArrayLike, first: int = 0
-) -> dict[str, Any]:
-    """Pairs (x, z) as rows of a transition store: a return that is known is a reward after which all ends.
-
-    Parameters
-    ----------
-    state, action, response : (n, p), (n, q) and (n, d) arrays
-        Inputs, and what was observed at each.
-    first : int
-        Number of the first pair: that of pairs already written.
-
-    Returns
-    -------
-    dict
-        What ``TransitionStore.from_arrays`` takes, or ``append`` of a ``TransitionStore.writer``: one
-        terminated episode for each pair.
-    """
-    n = len(np.asarray(response))
-    return {
-        "state": state,
-        "action": action,
-        "reward": response,
-        "episode": np.arange(first, first + n),
-        "step": np.zeros(n, dtype=np.int64),
-        "terminated": np.ones(n, dtype=bool),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

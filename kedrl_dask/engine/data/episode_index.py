@@ -1,27 +1,34 @@
-"""Finding episodes and transitions by row number, without reading the data."""
+"""Episodes, transitions and prefixes of a store by row number, found with as little reading as possible."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
+from kedrl_dask.engine.data.column_moments import Moments
+from kedrl_dask.engine.data.encoding import PARTS
+from kedrl_dask.engine.data.writer import chunk_digests, fingerprint
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.directories import StoreError
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
+from kedrl_dask.utils.arrays import Indices, Mask, Record
 
 __all__ = ["EpisodeIndex"]
 
 
-_FEWEST_WINDOWS, _MOST_WINDOWS = 4, 32  # pieces of the data that stand for the whole
-_MOST_ROUNDS = 200  # of drawing rows at random; four are many
-_CHUNKS_KEPT = 32  # chunks of episode numbers in memory during one search
+#: Bounds on the number of pieces of the data that are read as a sample of the whole.
+_FEWEST_WINDOWS, _MOST_WINDOWS = 4, 32
+#: Rounds of drawing rows at random, of which more than four are hardly ever needed.
+_MOST_ROUNDS = 200
+#: Chunks of episode numbers kept in memory during one search.
+_CHUNKS_KEPT = 32
 
 
 class EpisodeIndex:
-    """Questions about rows sorted by episode, answered from the episode numbers and terminal flags alone.
+    """Answers to questions about rows sorted by episode, mostly from episode numbers and terminal flags.
 
     Answers depend on the content and on the generator given, never on the chunks.
 
@@ -30,7 +37,7 @@ class EpisodeIndex:
     arrays : ArrayStore
         The transition arrays.
     n_rows : int
-        Rows that count; the arrays may be longer while another process appends.
+        Number of rows that count, from the first; the arrays may be longer.
     """
 
     def __init__(self, arrays: ArrayStore, n_rows: int) -> None:
@@ -38,33 +45,67 @@ class EpisodeIndex:
         self._arrays = arrays
         self._n_rows = n_rows
 
+    def _chunks(self) -> list[tuple[int, int]]:
+        length = self._arrays.chunk("row")
+        return [(start, min(start + length, self._n_rows)) for start in range(0, self._n_rows, length)]
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of a store of these rows alone; at most one chunk of data is read."""
+        length = self._arrays.chunk("row")
+        n_full = self._n_rows // length
+        digests = self._arrays.read(TRANSITION_DIGESTS.name, 0, n_full)
+        if self._n_rows % length:
+            tail = {s.name: self._arrays.read(s.name, n_full * length, self._n_rows) for s in TRANSITIONS}
+            digests = np.concatenate((digests, chunk_digests(tail)[None]))
+        return fingerprint(digests)
+
+    def attributes(self) -> Record:
+        """Return the numbers of rows, episodes and terminal ones, and the fingerprint; data are not read."""
+        n_episodes = n_terminal = 0
+        last = None
+        for start, stop in self._chunks():
+            episode = self._arrays.read("episode", start, stop)
+            n_episodes += int(np.count_nonzero(np.diff(episode))) + int(episode[0] != last)
+            n_terminal += int(self._arrays.read("terminated", start, stop).sum())
+            last = episode[-1]
+        counts = {"n_rows": self._n_rows, "n_episodes": n_episodes, "n_terminal": n_terminal}
+        return {**counts, "fingerprint": self.fingerprint()}
+
+    def moments(self) -> dict[str, Moments]:
+        """Return the moments that a commit of these rows would have written; all data are read."""
+        return {
+            name: reduce(Moments.merge, (Moments.of(self._arrays.read(name, *c)) for c in self._chunks()))
+            for name in PARTS
+        }
+
     def _reader(self) -> Callable[[int], int]:
         """Return a function from row to episode that keeps the last few chunks in memory."""
         length = self._arrays.chunk("row")
 
         @lru_cache(maxsize=_CHUNKS_KEPT)
-        def chunk(i: int) -> Array:
+        def chunk(i: int) -> Indices:
             return self._arrays.read("episode", i * length, min((i + 1) * length, self._n_rows))
 
         return lambda row: int(chunk(row // length)[row % length])
 
-    def continues(self, rows: Array) -> Array:
-        """Tell for each of these rows whether the next one belongs to the same episode."""
+    def continues(self, rows: Indices) -> Mask:
+        """Return for each of these rows whether the next one belongs to the same episode."""
         following = np.minimum(rows + 1, self._n_rows - 1)
         needed = np.union1d(rows, following)
         episode = self._arrays.take("episode", needed)
         same = episode[np.searchsorted(needed, rows)] == episode[np.searchsorted(needed, following)]
         return same & (following > rows)
 
-    def draw_transitions(self, n: int, n_transitions: int, rng: np.random.Generator) -> Array:
-        """Row numbers, sorted, of ``n`` transitions drawn uniformly without replacement."""
+    def draw_transitions(self, n: int, n_transitions: int, rng: np.random.Generator) -> Indices:
+        """Return the sorted row numbers of ``n`` transitions drawn uniformly without replacement."""
         few = 2 * n <= n_transitions
         return np.sort(self._draw_few(n, rng) if few else self._draw_many(n, rng))
 
-    def _draw_few(self, n: int, rng: np.random.Generator) -> Array:
-        """Draw rows at random, drop repetitions and rows that are no transition, until there are ``n``.
+    def _draw_few(self, n: int, rng: np.random.Generator) -> Indices:
+        """Draw rows at random, dropping repetitions and rows that are no transition, until there are ``n``.
 
-        At least half of all rows are transitions and at most half of these are wanted: a few rounds do.
+        At least half of all rows are transitions and at most half of these are wanted, so that a few rounds
+        suffice.
         """
         drawn = np.empty(0, dtype=np.int64)
         for _ in range(_MOST_ROUNDS):
@@ -76,32 +117,26 @@ class EpisodeIndex:
             drawn = np.concatenate((drawn, rows[self._are_transitions(rows)]))
         raise self._too_few(n)
 
-    def _draw_many(self, n: int, rng: np.random.Generator) -> Array:
-        """Draw from the list of all transitions: not much longer than the answer."""
-        length, pieces = self._arrays.chunk("row"), []
-        for start in range(0, self._n_rows, length):
-            rows = np.arange(start, min(start + length, self._n_rows))
-            pieces.append(rows[self._are_transitions(rows)])
-        found = np.concatenate(pieces)
+    def _draw_many(self, n: int, rng: np.random.Generator) -> Indices:
+        """Draw from the list of all transitions, which is not much longer than the answer."""
+        chunks = (np.arange(*chunk) for chunk in self._chunks())
+        found = np.concatenate([rows[self._are_transitions(rows)] for rows in chunks])
         if len(found) < n:
             raise self._too_few(n)
         return rng.choice(found, size=n, replace=False, shuffle=False)
 
     def _too_few(self, n: int) -> StoreError:
         return StoreError(
-            f"{self._arrays.path}: holds fewer than {n:,} transitions, though its attributes say more; the "
+            f"{self._arrays.path}: holds fewer than {n:,} transitions, but its attributes claim more; the "
             "store is damaged: restore it from a copy, or write it again"
         )
 
-    def _are_transitions(self, rows: Array) -> Array:
-        """Tell which rows have a successor or are terminal."""
+    def _are_transitions(self, rows: Indices) -> Mask:
+        """Return which rows have a successor or are terminal."""
         return self.continues(rows) | self._arrays.take("terminated", rows)
 
     def edges(self, n_blocks: int) -> list[int]:
-        """Row boundaries of at most ``n_blocks`` blocks of whole episodes.
-
-        Each is the episode boundary nearest to the equal cut.
-        """
+        """Return row boundaries of at most ``n_blocks`` blocks of whole episodes, close to equal cuts."""
         episode_at = self._reader()
         edges = {0, self._n_rows}
         n_blocks = min(n_blocks, self._n_rows)
@@ -112,11 +147,11 @@ class EpisodeIndex:
         return sorted(edges)
 
     def grown_edges(self, edges: list[int]) -> list[int]:
-        """Row boundaries of the blocks of the first rows, given, and of those of the rows after them.
+        """Extend the row boundaries of the blocks of the first rows by blocks of the rows after them.
 
-        Added blocks are as long as the given ones on average, rounded up to whole episodes, and the last is
-        what is left: appending changes no block but the last. If the last of the first rows' episodes goes
-        on, their last block does too.
+        Added blocks are as long as the given ones on average, rounded up to whole episodes, and the last one
+        takes the remainder: appending changes no block but the last. If the last of the given blocks ends
+        within an episode, it is extended.
         """
         n_first = edges[-1]
         if n_first == self._n_rows:
@@ -131,9 +166,9 @@ class EpisodeIndex:
         return grown
 
     def draw_windows(self, max_rows: int, n_episodes: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-        """Row ranges, sorted, of the episodes that begin in slots of rows taken at random.
+        """Return sorted row ranges of the episodes that begin in slots of rows chosen at random.
 
-        Slots are equally long. Every episode begins in exactly one of them, so short and long ones are
+        Slots are equally long. Every episode begins in exactly one of them, so that short and long ones are
         equally likely. An episode longer than a slot is cut to a slot's length.
         """
         # Long episodes need long slots, or most of them would be cut.
@@ -158,7 +193,7 @@ class EpisodeIndex:
     def _start_of(self, row: int, episode_at: Callable[[int], int]) -> int:
         """Return the first row of the episode that ``row`` belongs to."""
         episode, low, reach = episode_at(row), row, 1
-        while low > 0 and episode_at(low) == episode:  # in growing strides: most ends are near
+        while low > 0 and episode_at(low) == episode:  # in growing strides, because most ends are near
             low, reach = max(0, low - reach), 2 * reach
         return bisect_left(range(row), episode, lo=low, key=episode_at)
 

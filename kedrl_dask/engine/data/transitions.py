@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Indices, Inputs, Mask, Points
 
-__all__ = ["EpisodeRows", "Transitions", "pair"]
+__all__ = ["EpisodeRows", "Rows", "Transitions", "pair_rows"]
+
+
+class Rows(TypedDict):
+    """Recorded rows as ``TransitionStore.from_arrays`` and ``Writer.append`` take them."""
+
+    state: npt.ArrayLike
+    action: npt.ArrayLike
+    reward: npt.ArrayLike
+    episode: npt.ArrayLike
+    step: npt.ArrayLike
+    terminated: npt.ArrayLike
 
 
 @dataclass(frozen=True)
@@ -27,53 +39,59 @@ class Transitions:
     reward : (n, reward_dim)
         r, received at x.
     next_state, next_action : (n, state_dim), (n, action_dim)
-        x'. A terminal transition has none: its own state and action stand there, and must not be used.
+        x'. A terminal transition has no successor; its own state and action stand in, and must not be used.
     terminal : (n,) bool
-        The episode ended with this transition; its continuation is zero.
+        Whether the episode ended with this transition, so that its continuation is zero.
     """
 
-    rows: Array
-    episode: Array
-    inputs: Array
-    reward: Array
-    next_state: Array
-    next_action: Array
-    terminal: Array
+    rows: Indices
+    episode: Indices
+    inputs: Inputs
+    reward: Points
+    next_state: Points
+    next_action: Actions
+    terminal: Mask
 
     def __len__(self) -> int:
         """Return the number of transitions."""
         return int(self.rows.size)
 
-    def select(self, which: slice | Array) -> Transitions:
-        """Some of the transitions."""
+    def select(self, which: slice | Indices | Mask) -> Transitions:
+        """Return some of the transitions."""
         return Transitions(**{name: values[which] for name, values in vars(self).items()})
 
 
 class EpisodeRows(NamedTuple):
-    """Adjacent rows of some episodes: what discounted returns are made of."""
+    """Adjacent rows of some episodes, from which discounted returns are computed."""
 
-    reward: Array
-    episode: Array
-    step: Array
-    terminated: Array
+    reward: Points
+    episode: Indices
+    step: Indices
+    terminated: Mask
 
 
-def pair(
-    numbers: Array,
-    episode: Array,
-    local: Array,
-    successor: Array,
-    state: Array,
-    action: Array,
-    reward: Array,
-) -> Transitions:
-    """Pair the rows at ``local`` with those at ``successor``: the same where a transition is terminal."""
-    return Transitions(
-        rows=numbers[local],
-        episode=episode[local],
-        inputs=np.hstack((state[local], action[local])),
-        reward=reward[local],
-        next_state=state[successor],
-        next_action=action[successor],
-        terminal=local == successor,
-    )
+def pair_rows(state: npt.ArrayLike, action: npt.ArrayLike, response: npt.ArrayLike, first: int = 0) -> Rows:
+    """Return pairs (x, z) as rows of a transition store, in which a known return is the only reward.
+
+    Parameters
+    ----------
+    state, action, response : (n, p), (n, q) and (n, d) arrays
+        Inputs, and the response observed at each.
+    first : int
+        Number of the first pair, which is the number of pairs already written.
+
+    Returns
+    -------
+    dict
+        Arguments of ``TransitionStore.from_arrays``, or of ``append`` of a ``TransitionStore.writer``: one
+        terminated episode per pair.
+    """
+    n = len(np.asarray(response))
+    return {
+        "state": state,
+        "action": action,
+        "reward": response,
+        "episode": np.arange(first, first + n),
+        "step": np.zeros(n, dtype=np.int64),
+        "terminated": np.ones(n, dtype=bool),
+    }

@@ -1,4 +1,4 @@
-"""Writing of transition stores: pieces of any size in, whole chunks out, one commit at the end."""
+"""Writing of transition stores: pieces of any size are gathered into chunks and committed at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from numbers import Integral
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from kedrl_dask.engine.storage.lock import locked
 from kedrl_dask.engine.storage.manifest import checksum_of
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.engine.storage.untrusted import MOST_SIZE, MOST_UNPACKED_BYTES
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import as_numbers, check_count, cut
 from kedrl_dask.utils.exceptions import warn
 
@@ -38,7 +37,7 @@ __all__ = ["Writer", "fingerprint", "open_committed"]
 
 
 _KIND = "transitions"
-#: File of a store whose lock an appender holds: inside an array, where zarr does not look for others.
+#: Lock file that an appender holds: inside an array, where zarr does not look for other arrays.
 _LOCK = "episode/.lock"
 #: Attributes that a commit sets.
 _COMMITTED = (
@@ -53,29 +52,31 @@ _COMMITTED = (
     "encoding",
 )
 _DIGESTS_PER_CHUNK = 1024
-#: A standard deviation that is a smaller share of the entries is their rounding.
+#: sha256 of chunks, the last axis being its bytes.
+Digests = npt.NDArray[np.uint8]
+#: Standard deviations below this share of the entries are rounding errors.
 ROUNDING = 1e-12
 
 
-def fingerprint(digests: Array) -> str:
-    """Return the hex fingerprint of a store from the digests (chunk, array, byte) of all its chunks."""
+def fingerprint(digests: Digests) -> str:
+    """Return the hexadecimal fingerprint of a store from the digests (chunk, array, byte) of its chunks."""
     return hashlib.sha256(np.ascontiguousarray(digests, dtype=np.uint8).data).hexdigest()
 
 
 def open_committed(path: PathLike, writable: bool = False) -> ArrayStore:
     """Open the arrays of a transition store; refuse one whose writer never finished."""
     arrays = ArrayStore.open(path, _KIND, writable=writable, specs=(*TRANSITIONS, TRANSITION_DIGESTS))
-    if not arrays.attributes.get("complete"):
+    attributes = arrays.attributes
+    if not attributes.get("complete"):
         raise StoreError(
             f"{arrays.path}: incomplete, its writer failed or is still at work; "
             "wait for it, or delete the directory and write the store again"
         )
-    attributes = arrays.attributes
     expected = attributes.get("checksum")  # older stores have none
     found = {name: attributes[name] for name in _COMMITTED if name in attributes}
     if expected is not None and checksum_of(found) != expected:
         raise StoreError(
-            f"{arrays.path / 'zarr.json'} is damaged, its attributes have changed; restore the store from a "
+            f"{arrays.path / 'zarr.json'} is damaged: its attributes have changed; restore the store from a "
             "copy, or write it again"
         )
     try:
@@ -88,11 +89,12 @@ def open_committed(path: PathLike, writable: bool = False) -> ArrayStore:
     return arrays
 
 
-def _check_attributes(arrays: ArrayStore, attributes: Mapping[str, Any]) -> None:
-    """Compare what the last commit says with the arrays."""
-    n_rows, n_episodes, n_terminal = (attributes[name] for name in ("n_rows", "n_episodes", "n_terminal"))
-    for name in ("n_rows", "n_episodes", "n_terminal"):
-        check_count(name, attributes[name], least=0 if name == "n_terminal" else 1, most=MOST_SIZE)
+def _check_attributes(arrays: ArrayStore, attributes: Record) -> None:
+    """Compare the attributes of the last commit with the arrays, trusting neither."""
+    counts = {name: attributes[name] for name in ("n_rows", "n_episodes", "n_terminal")}
+    for name, value in counts.items():
+        check_count(name, value, least=0 if name == "n_terminal" else 1, most=MOST_SIZE)
+    n_rows, n_episodes, n_terminal = counts.values()
     if not n_terminal <= n_episodes <= n_rows or n_rows - n_episodes + n_terminal < 1:
         raise ValueError(f"{n_rows} rows cannot be {n_episodes} episodes, {n_terminal} of them terminal")
     length = arrays.chunk("row")
@@ -107,7 +109,7 @@ def _check_attributes(arrays: ArrayStore, attributes: Mapping[str, Any]) -> None
         raise ValueError("the digests of the last chunk are not those of every array")
     if len(bytes.fromhex(attributes["fingerprint"])) != 32:
         raise ValueError("the fingerprint is not a sha256")
-    for name in ("state", "action", "reward"):
+    for name in PARTS:
         kinds = ["moments", *(["full_moments"] if n_rows >= length else [])]
         for moments in (Moments.from_json(attributes[kind][name]) for kind in kinds):
             shapes = {as_numbers(key, getattr(moments, key)).shape for key in MOMENT_ARRAYS}
@@ -121,24 +123,24 @@ def _check_attributes(arrays: ArrayStore, attributes: Mapping[str, Any]) -> None
                 raise ValueError(f"the encoding of {part} is not that of its columns")
 
 
-def chunk_digests(rows: Mapping[str, Array]) -> Array:
-    """Digests (array, byte) of one chunk of rows."""
+def chunk_digests(rows: Mapping[str, Array]) -> Digests:
+    """Return the digests (array, byte) of one chunk of rows."""
     return np.stack([np.frombuffer(digest(rows[spec.name]), dtype=np.uint8) for spec in TRANSITIONS])
 
 
 class Writer:
     """Appends rows to a transition store; a context manager that commits them at its end.
 
-    Made by ``TransitionStore.writer`` or ``TransitionStore.appender``. Rows are gathered in a buffer of
-    one chunk and written when it is full. Nothing counts as stored until :meth:`close` replaces the
+    Created by ``TransitionStore.writer`` or ``TransitionStore.appender``. Rows are gathered in a buffer of
+    one chunk, which is written when it is full. Nothing counts as stored until :meth:`close` replaces the
     attributes of the group in one step; after an error, readers see the store as it was before.
     """
 
-    def __init__(self, arrays: ArrayStore, state: dict[str, Any], held: ExitStack | None = None) -> None:
-        """Go on from committed attributes, or from those of an empty store; ``held`` is closed at the end."""
+    def __init__(self, arrays: ArrayStore, state: Record, held: ExitStack | None = None) -> None:
+        """Continue from committed attributes, or those of an empty store; ``held`` is closed at the end."""
         self._arrays, self._held = arrays, held or ExitStack()
         self._chunk_rows = arrays.chunk("row")
-        self._dims = {name: arrays.size(f"{name}_dim") for name in ("state", "action", "reward")}
+        self._dims: dict[str, int] = {name: arrays.size(f"{name}_dim") for name in PARTS}
         self._buffer = {
             spec.name: np.zeros(
                 (self._chunk_rows, *(arrays.size(dim) for dim in spec.dims[1:])), dtype=spec.dtype
@@ -151,7 +153,7 @@ class Writer:
         self._n_episodes: int = state["n_episodes"]
         self._n_terminal: int = state["n_terminal"]
         self._full_moments = {name: Moments.from_json(m) for name, m in state["full_moments"].items()}
-        # Full chunks are behind the buffer; a last, partial one goes back into it.
+        # The buffer follows the full chunks; a last, partial one is loaded back into it.
         self._start = self._n_rows // self._chunk_rows * self._chunk_rows
         self._digests = list(arrays.read(TRANSITION_DIGESTS.name, 0, self._start // self._chunk_rows))
         self._last = self._reload(state["tail_digests"]) if self._n_rows else None
@@ -160,7 +162,7 @@ class Writer:
     def create(
         cls, path: PathLike, dims: Mapping[str, int], chunk_rows: int, encoding: Encoding | None = None
     ) -> Writer:
-        """Begin a new store with these numbers of columns for state, action and reward."""
+        """Create a new store with these numbers of columns for state, action and reward."""
         for name, value in (*((f"{name}_dim", n) for name, n in dims.items()), ("chunk_rows", chunk_rows)):
             if isinstance(value, Integral) and value < 1:
                 raise ValueError(f"{name}: is {value}, expected at least 1")
@@ -168,7 +170,7 @@ class Writer:
         row_bytes = 8 * max(dims.values())
         if chunk_rows * row_bytes > MOST_UNPACKED_BYTES:
             raise ValueError(
-                f"chunk_rows: is {chunk_rows:,}, and chunks of so many rows cannot be compressed; give at "
+                f"chunk_rows: is {chunk_rows:,}, but chunks of that many rows cannot be compressed; give at "
                 f"most {MOST_UNPACKED_BYTES // row_bytes:,}"
             )
         sizes = {f"{name}_dim": n for name, n in dims.items()}
@@ -180,14 +182,14 @@ class Writer:
             chunks={"row": chunk_rows, "chunk": _DIGESTS_PER_CHUNK},
             attributes={"complete": False},
         )
-        empty: dict[str, Any] = {"n_rows": 0, "n_episodes": 0, "n_terminal": 0, "full_moments": {}}
+        empty: Record = {"n_rows": 0, "n_episodes": 0, "n_terminal": 0, "full_moments": {}}
         if encoding is not None:
             empty["encoding"] = encoding.to_json()
         return cls(arrays, empty)
 
     @classmethod
     def resume(cls, path: PathLike) -> Writer:
-        """Go on after the committed rows of an existing store, alone."""
+        """Continue after the committed rows of an existing store, while no other process appends to it."""
         arrays = open_committed(path, writable=True)
         with ExitStack() as held:
             held.enter_context(locked(arrays.path, _LOCK))
@@ -198,15 +200,12 @@ class Writer:
         """Bring the last, partial chunk back into the buffer and return the last row."""
         stored = self._n_rows - self._start
         for name, values in self._buffer.items():
-            try:
-                values[:stored] = self._arrays.read(name, self._start, self._n_rows)
-            except StoreError:
-                values[:stored] = 0  # their digest says so
+            values[:stored] = self._arrays.read(name, self._start, self._n_rows)
         if stored:
             found = chunk_digests(self._filled(stored))
             for spec, line, expected in zip(TRANSITIONS, found, tail_digests, strict=True):
                 if line.tobytes().hex() != expected:
-                    # Written out again it would pass for sound.
+                    # The file of another chunk has a valid checksum, and would count as sound once rewritten.
                     raise StoreError(
                         f"{self._arrays.path}: array {spec.name}, rows {self._start}:{self._n_rows} are "
                         "damaged; restore the store from a copy, or write it again"
@@ -235,27 +234,27 @@ class Writer:
     ) -> None:
         """Append a piece of rows, in (episode, step) order, after those already given.
 
-        An episode may go on in the next piece. A piece that fails a check is refused as a whole, and the
-        writer can be given a corrected one.
+        An episode may continue in the next piece. A piece that fails a check is refused as a whole, and a
+        corrected one may follow.
 
         Raises
         ------
         DataError
             If the rows cannot be stored; the message names array, row and remedy.
         """
+        given = {"state": state, "action": action, "reward": reward, "episode": episode, "step": step}
+        self._require_open()
+        self.append_checked(check_arrays({**given, "terminated": terminated}, self._dims, self._where))
+
+    def _require_open(self) -> None:
         if self._status != "open":
             raise StoreError(f"{self._arrays.path}: this writer is {self._status}; open a new one")
-        given = {
-            "state": state,
-            "action": action,
-            "reward": reward,
-            "episode": episode,
-            "step": step,
-            "terminated": terminated,
-        }
-        rows = check_arrays(given, self._dims, self._where)
+
+    def append_checked(self, rows: Mapping[str, Array]) -> None:
+        """Append rows that :func:`~kedrl_dask.engine.data.validation.check_arrays` has returned."""
+        self._require_open()
         last = check_sequence(rows, self._where, self._last)
-        self._status = "failed"  # a piece stored by half must not be committed
+        self._status = "failed"  # a piece stored in part must not be committed
         try:
             self._store(rows)
         except BaseException:
@@ -269,7 +268,7 @@ class Writer:
         self._last = last
 
     def _where(self, row: int) -> str:
-        """Words for a row of the piece at hand."""
+        """Describe a row of the current piece."""
         if row < 0:
             return f"the last row before the piece (row {self._n_rows - 1} of the store)"
         return f"row {row} of the piece (row {self._n_rows + row} of the store)"
@@ -302,9 +301,9 @@ class Writer:
         self._start = stop
 
     def _merged(self, filled: int) -> dict[str, Moments]:
-        """Moments of the chunks written and of the first rows of the buffer.
+        """Return the moments of the written chunks and of the first rows of the buffer.
 
-        Always merged chunk by chunk, so that they do not depend on the pieces.
+        They are merged chunk by chunk, and so do not depend on the pieces.
         """
         moments = dict(self._full_moments)
         for name in self._dims if filled else ():
@@ -318,7 +317,7 @@ class Writer:
         Raises
         ------
         DataError
-            If there are no rows, or the last episode has one row only and is not terminated.
+            If there are no rows, or the last episode has only one row and is not terminated.
         """
         if self._status == "closed":
             return
@@ -339,13 +338,13 @@ class Writer:
                 warn(message, DataWarning)
             for column in np.flatnonzero(~constant & (of_array.deviation <= ROUNDING * of_array.largest)):
                 message = (
-                    f"{name}: column {column} differs from {of_array.mean[column]} by rounding only, and "
-                    "counts as constant; give it as the difference from this"
+                    f"{name}: column {column} differs from {of_array.mean[column]} by rounding errors only, "
+                    "and counts as constant; subtract that value from it"
                 )
                 warn(message, DataWarning)
 
     def _checked_moments(self) -> dict[str, Moments]:
-        """Moments of all rows, if these can be committed."""
+        """Return the moments of all rows, if these can be committed."""
         if self._last is None:
             raise DataError("state: has 0 rows, expected at least one recorded time point; append data first")
         check_end(self._last, f"row {self._n_rows - 1} of the store, the last one,")
@@ -367,7 +366,7 @@ class Writer:
             arrays.resize("chunk", len(self._digests))
             arrays.write(TRANSITION_DIGESTS.name, 0, np.stack(self._digests))
         all_digests = [*self._digests, *([] if tail_digests is None else [tail_digests])]
-        attributes: dict[str, Any] = {
+        attributes: Record = {
             "complete": True,
             "n_rows": self._n_rows,
             "n_episodes": self._n_episodes,
@@ -378,7 +377,7 @@ class Writer:
             "moments": {name: m.to_json() for name, m in moments.items()},
         }
         if self._encoding is not None:
-            # Units are those of the first commit: what is appended later does not change earlier fits.
+            # Units are those of the first commit, so that appended rows do not change earlier fits.
             units = {name: m.deviation for name, m in moments.items()}
             encoding = self._encoding if self._encoding.scales else self._encoding.with_scales(units)
             attributes["encoding"] = encoding.to_json()
@@ -392,7 +391,7 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commit, unless the body raised: then nothing it appended counts."""
+        """Commit, unless the body raised an error; then nothing that it appended counts."""
         if kind is None:
             self.close()
         else:
