@@ -40,7 +40,7 @@ PACKAGE = "kedrl_dask"
 #: Which modules are changed: patterns for the end of a path, so that a module may move to another folder.
 MODULES = (
     # Mathematics
-    "numerics/*/*", "estimator/*", "estimator/fit/regression", "estimator/fitted/predict",
+    "numerics/*/*", "estimator/*", "estimator/fit/regression", "estimator/fitted/model",
     # Storage and execution
     "engine/storage/*", "engine/data/*", "engine/execute/*", "engine/plan/partition", "engine/passes/*",
     "estimator/run", "estimator/fitted/persistence",

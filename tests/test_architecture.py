@@ -22,6 +22,7 @@ FLOORS = (
 )  # fmt: skip
 ROOMS = {
     "numerics": ("kernels", "policies", "design", "criterion", "regression", "solvers", "laws"),
+    "estimator": ("fit", "fitted"),
     "engine": ("storage", "data", "ingest", "execute", "clusters", "plan", "passes"),
 }
 #: What lies flat in the package.

@@ -371,7 +371,7 @@ ASKED = {
     "at nan": (lambda b: b.model.embed(*b.at(), at=[[np.nan, 0.0]]), "at must be finite, got nan at"),
     "at columns": (lambda b: b.model.embed(*b.at(), at=np.zeros((3, 3))), r"at has shape \(3, 3\)"),
     "not fitted": (lambda b: KEDRL(0.9).weights(*b.at()), "not fitted yet"),
-    "operators of no store": (lambda b: b.model.operators(*b.at(), exact=True), "give store="),
+    "operators of no store": (lambda b: b.model.operator_blocks(*b.at(), exact=True), "give store="),
     "recovery ridge": (lambda b: b.law(ridge="big"), "recover: ridge must be a number"),
     "recovery support": (lambda b: b.law(projected={5: [0]}), "5 is not one of 0 to 1"),
     "recovery supports": (lambda b: b.law(projected=[0]), "projected must be a dict"),

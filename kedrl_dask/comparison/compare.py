@@ -24,8 +24,8 @@ from kedrl_dask.estimator.fit.pipeline import check_policy, workspace
 from kedrl_dask.estimator.fitted import results
 from kedrl_dask.estimator.fitted.answers import N_DRAWS, sections_at
 from kedrl_dask.estimator.fitted.findings import Finding, enforce, law_findings, mass_findings, model_findings
+from kedrl_dask.estimator.fitted.inputs import as_stored, checked_columns, joined_inputs
 from kedrl_dask.estimator.fitted.persistence import parameters
-from kedrl_dask.estimator.fitted.predict import as_stored, checked_columns, joined_inputs
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.laws.functionals import Embedding
@@ -119,7 +119,7 @@ def compare(
             for name, policy in policies.items()
         }
         with reporter.stage("recovery"):
-            sections = {name: sections_at(model, *asked[name]) for name, model in models.items()}
+            sections = {name: sections_at(model.fitted_, *asked[name]) for name, model in models.items()}
             if average:
                 sections = {name: rows.mean(axis=0, keepdims=True) for name, rows in sections.items()}
             laws = {name: _law(model, sections[name], settings) for name, model in models.items()}
@@ -128,7 +128,7 @@ def compare(
                 finding
                 for name in policies
                 for finding in (
-                    *model_findings(models[name], name),
+                    *model_findings(models[name].fitted_, name),
                     *mass_findings(laws[name].coefficients, name),
                     *law_findings(laws[name], name),
                     *_edge_findings(edges[name], name),
@@ -160,7 +160,7 @@ def compare(
             combine_attrs="drop_conflicts",
         )
     dataset.attrs |= {
-        **results.provenance(models),
+        **results.provenance({name: model.fitted_ for name, model in models.items()}),
         **results.verdict(found, accept),
         "n_replicates": n_replicates,
         "interval": interval,

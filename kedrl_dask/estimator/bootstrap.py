@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +28,11 @@ from kedrl_dask.estimator.fit.conditioning import file_conditioning
 from kedrl_dask.estimator.fit.design import make_choices
 from kedrl_dask.estimator.fit.pipeline import check_policy
 from kedrl_dask.estimator.fit.planning import checked_plan
-from kedrl_dask.estimator.fit.regression import RegressionSums, Ridges, StoredBlocks, recalibrate, regress
-from kedrl_dask.estimator.fit.separated import Prepared
+from kedrl_dask.estimator.fit.problem import Prepared
+from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, recalibrate, regress
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit.streaming import stream
+from kedrl_dask.estimator.fitted.model import FittedAttributes
 from kedrl_dask.numerics.criterion.separated import Chunk, ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
@@ -44,9 +45,6 @@ from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number, check_share, shown
 from kedrl_dask.utils.exceptions import NumericalError
 from kedrl_dask.utils.progress import Reporter
-
-if TYPE_CHECKING:
-    from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = ["Bootstrap", "Draws", "Interval", "run_bootstrap"]
 
@@ -146,8 +144,11 @@ def _critical_value(level: float, degrees: int, bias: float) -> float:
     return float(np.sqrt(chndtrix(level, 1, bias**2)) * stdtrit(degrees, tail) / ndtri(tail))
 
 
+Model = TypeVar("Model", bound=FittedAttributes)
+
+
 @dataclass(frozen=True)
-class Bootstrap:
+class Bootstrap(Generic[Model]):
     """Replicates of a fit; made by :meth:`kedrl_dask.KEDRL.bootstrap`.
 
     Attributes
@@ -161,11 +162,11 @@ class Bootstrap:
         differences between policies can be taken replicate by replicate.
     """
 
-    model: KEDRL
+    model: Model
     coefficients: Array
     counts: Array
 
-    def apply(self, function: Callable[[KEDRL], npt.ArrayLike]) -> Draws:
+    def apply(self, function: Callable[[Model], npt.ArrayLike]) -> Draws:
         """Any function of a fitted model's coefficients, in the fit and in the replicates.
 
         Answers that would mislead are refused for the fit, and then for no replicate.
@@ -178,15 +179,15 @@ class Bootstrap:
         values = np.stack([np.asarray(function(replica)) for replica in self._replicas()])
         return Draws(estimate, values, self.counts)
 
-    def _replicas(self) -> Iterator[KEDRL]:
+    def _replicas(self) -> Iterator[Model]:
         for coefficients in self.coefficients:
             replica = copy(self.model)
-            replica.coefficients_, replica.is_replicate_ = coefficients, True
+            replica.fitted_ = replace(self.model.fitted_, coefficients=coefficients, is_replicate=True)
             yield replica
 
 
 def run_bootstrap(
-    model: KEDRL,
+    model: Model,
     settings: Settings,
     store: TransitionStore,
     policy: Policy,
@@ -195,7 +196,7 @@ def run_bootstrap(
     executor: Executor,
     cache: Cache,
     reporter: Reporter,
-) -> Bootstrap:
+) -> Bootstrap[Model]:
     """Resample and solve; see :meth:`kedrl_dask.KEDRL.bootstrap`."""
     if settings.construction != "separated" or settings.operators != "features":
         raise ValueError(
@@ -204,15 +205,16 @@ def run_bootstrap(
         )
     check_count("bootstrap: n_replicates", n_replicates, least=2, most=MOST_REPLICATES)
     check_count("bootstrap: random_state", random_state, least=0, most=MOST_SEED)
-    facts = model.diagnostics_
+    fitted = model.fitted_
+    facts = fitted.diagnostics
     if (store.fingerprint, store.base.fingerprint) != (facts["data"], facts.get("design", facts["data"])):
         raise ValueError(
             f"bootstrap: {store.path} does not hold the transitions that the model was fitted on"
         )
     check_policy(policy, store)
-    if repr(policy) != model.diagnostics_["policy"]:
+    if repr(policy) != fitted.diagnostics["policy"]:
         raise ValueError(
-            f"bootstrap: the model was fitted for {shown(model.diagnostics_['policy'])}, not for "
+            f"bootstrap: the model was fitted for {shown(fitted.diagnostics['policy'])}, not for "
             f"{shown(policy)}; give the policy of the fit"
         )
     with reporter.stage("design"):
@@ -227,14 +229,13 @@ def run_bootstrap(
         )
     rng = np.random.default_rng([random_state, 8])
     counts = rng.multinomial(n_blocks, np.full(n_blocks, 1 / n_blocks), size=n_replicates)
-    ridges = Ridges(model.ridge_gamma_, model.ridge_reward_)
     start = Prepared(
-        settings, store, choices, model.operators_, ridges, model.ridge_b_, model.mass_penalty_,
+        settings, store, choices, fitted.operators, fitted.ridges, fitted.ridge_b, fitted.mass_penalty,
         checked_plan(settings, store, executor, None, cache), executor, cache,
     )  # fmt: skip
-    around = model.operators_.trend
+    around = fitted.operators.trend
     inputs = choices.sample.inputs
-    expected = None if around is None else ExpectedWaves.build(model.operators_, around, inputs)
+    expected = None if around is None else ExpectedWaves.build(fitted.operators, around, inputs)
     found = []
     with reporter.stage("replicates", n_replicates) as advance:
         for first, last in even_ranges(n_replicates, BATCH):
@@ -242,7 +243,7 @@ def run_bootstrap(
                 if expected is not None:
                     trend, sums = expected.refit_trend(sums)
                     start = replace(start, choices=replace(choices, trend=trend))
-                found.append(_replicate(start, sums, streamed.continuation.ratio, model.coefficients_))
+                found.append(_replicate(start, sums, streamed.continuation.ratio, fitted.coefficients))
                 advance()
     return Bootstrap(model, np.stack(found), counts)
 

@@ -27,6 +27,7 @@ from kedrl_dask.estimator.fit.parameters import AutoKernel, AutoNumber, CommonPa
 from kedrl_dask.estimator.fit.pipeline import workspace
 from kedrl_dask.estimator.fit.regression import StoredBlocks, read_folds
 from kedrl_dask.estimator.fit.streaming import create_sums, episode_blocks, sum_blocks
+from kedrl_dask.estimator.fitted.inputs import by_rows, checked_returns, joined_inputs
 from kedrl_dask.estimator.fitted.persistence import (
     damage_reported,
     from_json,
@@ -36,7 +37,6 @@ from kedrl_dask.estimator.fitted.persistence import (
     to_json,
     write_fitted,
 )
-from kedrl_dask.estimator.fitted.predict import by_rows, checked_inputs, checked_returns
 from kedrl_dask.numerics.design.points import choose_points
 from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
 from kedrl_dask.numerics.kernels.matern import Matern
@@ -48,7 +48,7 @@ from kedrl_dask.numerics.regression.cross_validation import (
     median_kernel,
     tune_input_kernel,
 )
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Inputs
 from kedrl_dask.utils.checks import check_number, shown
 from kedrl_dask.utils.exceptions import require_finite
 from kedrl_dask.utils.process import driver_blas_threads
@@ -261,6 +261,12 @@ class ConditionalEmbedding(BaseEstimator):
         self.coefficients_ = np.ascontiguousarray(solved[:, :-1])
         self.mass_coefficients_ = np.ascontiguousarray(solved[:, -1])
 
+    def _inputs(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Inputs:
+        """Join states and actions, checked against the data of the fit."""
+        check_is_fitted(self)
+        sizes = self.diagnostics_["sizes"]
+        return joined_inputs(state, action, sizes["state_dim"], sizes["action_dim"])
+
     def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Array:
         """Values μ̂(x)(z) of the embedding.
 
@@ -274,7 +280,7 @@ class ConditionalEmbedding(BaseEstimator):
         -------
         (n, g) array
         """
-        inputs = checked_inputs(self, state, action)
+        inputs = self._inputs(state, action)
         at = checked_returns(at, len(inputs), self.response_features_.landmarks.shape[1])
         expected = by_rows(inputs, lambda x: self.features_(x) @ self.coefficients_)
         if at.ndim == 2:
@@ -284,7 +290,7 @@ class ConditionalEmbedding(BaseEstimator):
 
     def mass(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
         """Σ_j Γ_j(x) at each input, (n,): near one where there are data, towards zero far from them."""
-        inputs = checked_inputs(self, state, action)
+        inputs = self._inputs(state, action)
         return by_rows(inputs, lambda x: self.features_(x) @ self.mass_coefficients_)
 
     def save(self, path: str | Path) -> None:

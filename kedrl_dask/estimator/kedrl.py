@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.estimator.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.estimator.constraints import documented
+from kedrl_dask.estimator.deprecated import CallableParameter
 from kedrl_dask.estimator.fit.parameters import (
     AutoCount,
     AutoKernel,
@@ -30,21 +30,24 @@ from kedrl_dask.estimator.fit.parameters import (
     Precision,
     TrendKind,
 )
-from kedrl_dask.estimator.fit.pipeline import workspace
+from kedrl_dask.estimator.fit.pipeline import Request, workspace
 from kedrl_dask.estimator.fit.planning import plan_fit
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit_model import fit_model
-from kedrl_dask.estimator.fitted import persistence, predict
+from kedrl_dask.estimator.fitted import persistence
 from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, fitted_embedding
+from kedrl_dask.estimator.fitted.model import FittedAttributes
 from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, recorded_fit
-from kedrl_dask.numerics.criterion.separated import Space, return_space
 from kedrl_dask.numerics.kernels.spectral import Method
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.regression.operators import OperatorBlocks
 from kedrl_dask.numerics.solvers import Solver
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.html import ShownInNotebooks
+from kedrl_dask.utils.arrays import (
+    Real,
+    Vector,
+    Weights,
+)
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
 
@@ -52,7 +55,7 @@ __all__ = ["KEDRL"]
 
 
 @documented(Settings)
-class KEDRL(ShownInNotebooks, BaseEstimator):
+class KEDRL(FittedAttributes, BaseEstimator):
     """Kernel embedding of the law of the multivariate discounted return under a target policy.
 
     Fits the coefficients B of ω(x) = Bᵀk_L(x), so that μ̂(x) = Σ_i ω_i(x) k_Z(z_i, ·) satisfies the
@@ -66,23 +69,69 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
     Attributes
     ----------
     coefficients_ : (L, m) array
-        B.
-    grid_, basis_ : arrays
-        Return atoms (m, d) and state-action basis (L, p + q).
+        Coefficients B.
+    grid_ : (m, d) array
+        Return atoms.
+    basis_ : (L, p + q) array
+        State-action basis.
     solution_ : Solution
         How the solver ended, with its certificate.
     diagnostics_ : dict
         Plain numbers about every stage.
-    input_kernel_, return_kernel_, ridge_gamma_, ridge_reward_, ridge_b_, mass_penalty_
-        The settings used.
+    input_kernel_, return_kernel_ : Matern
+        Kernels used.
+    ridge_gamma_, ridge_reward_, ridge_b_, mass_penalty_ : float
+        Ridges and penalty used. ``ridge_reward_`` is another one only with a trend of the reward.
     operators_ : ConditionalOperators
         Φ_L, ρ and ΣΓ at any input; with exact operators, H and G in place of ρ.
+    frequencies_ : (Q, d) array
+        Spectral frequencies of the return kernel.
     target_ : (r, 2Q) array or None
         Coefficients of the target at B on the features ψ, with ``construction="paired"``.
     ratio_ : DensityRatio or None
-        η̂, with ``continuation="ratio"``.
-    plan_ : Plan
+        Density ratio η̂, with ``continuation="ratio"``.
+    encoding_ : Encoding or None
+        How the columns of an ingested table were encoded.
+    plan_ : Plan or None
         What the fit was projected to take; not saved.
+    fitted_ : FittedModel
+        All of the above as one immutable value.
+
+    See Also
+    --------
+    kedrl_dask.compare : Evaluate several policies on the same data.
+    kedrl_dask.ConditionalEmbedding : Embedding of returns that were observed.
+    kedrl_dask.TransitionStore : The logged transitions.
+
+    Notes
+    -----
+    With ``construction="separated"`` and ``negative_penalty=0`` the criterion is a linear least-squares
+    problem, which "pcg" solves to its minimum. Results do not depend on chunks, threads or workers.
+    ``diagnostics_["tuning"]`` has everything that was tried for automatic settings.
+
+    References
+    ----------
+    .. [1] Mohammadi, M., Zheng, Q. and Zhu, R. "Vector-Valued Distributional Reinforcement Learning Policy
+       Evaluation: A Hilbert Space Embedding Approach." Labels such as eq:hat_w are its own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kedrl_dask import KEDRL, Matern, TransitionStore, policies
+    >>> rng = np.random.default_rng(0)
+    >>> state, action = rng.normal(size=(400, 1)), rng.normal(size=(400, 1))
+    >>> episode, step = np.divmod(np.arange(400), 20)
+    >>> store = TransitionStore.from_arrays(
+    ...     "log.zarr", state=state, action=action, reward=state + action, episode=episode, step=step
+    ... )
+    >>> policy = policies.Gaussian(weights=[[0.5]], bias=0.0, scale=0.5)
+    >>> model = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), n_atoms=30, n_basis=30, n_landmarks=40)
+    >>> model = model.fit(store, policy, progress="none")
+    >>> model.weights([[0.0]], [[1.0]]).shape
+    (1, 30)
+    >>> law = model.recover([[0.0]], [[1.0]])
+    >>> law.mean().round(1)  # 1 is right
+    array([[0.9]])
     """
 
     def __init__(
@@ -152,40 +201,7 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         self.operators = operators
         self.reward_trend = reward_trend
 
-    #: Whether it is a bootstrap's, whose answers are not refused: the fit's are.
-    is_replicate_ = False
-
-    # ``operators`` is a parameter and also what evaluates them after a fit. Stored under its own name the
-    # parameter would hide the method, so a property takes the one and gives the other; scikit-learn reads
-    # and writes the parameter through get_params and set_params.
-    @property
-    def operators(self) -> Callable[..., OperatorBlocks]:
-        """H, G, Φ_L and k_L at any inputs: ``model.operators(state, action, exact=None, store=None)``.
-
-        Parameters
-        ----------
-        state, action : (n, p) and (n, q) arrays
-        exact : bool, optional
-            Whether H and G come from the return kernel itself and not from features; as in the fit
-            unless given.
-        store : TransitionStore or path, optional
-            The transitions of the fit, which exact sums go over. A model fitted with
-            ``operators="exact"`` has its own.
-
-        Returns
-        -------
-        OperatorBlocks
-            Arrays ``H``, ``G`` (n, m, m), ``Phi``, ``k_L`` (n, L), and terminal terms if there are any.
-        """
-        return partial(predict.operator_blocks, self)
-
-    @operators.setter
-    def operators(self, value: OperatorKind) -> None:
-        self._operators = value
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name; see scikit-learn."""
-        return super().get_params(deep) | {"operators": self._operators}
+    operators: OperatorKind = CallableParameter()  # type: ignore[assignment]
 
     def fit(
         self,
@@ -231,8 +247,8 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         self
         """
         settings, store = self._prepared(store)
-        where = checked_executor(executor), memory, cache
-        fit_model(self, settings, store, policy, *where, progress, run, checkpoint_seconds)
+        request = Request(settings, store, policy, checked_executor(executor), memory)
+        self.fitted_ = fit_model(self._settings(), request, cache, progress, run, checkpoint_seconds)
         return self
 
     @classmethod
@@ -245,9 +261,13 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         settings, arguments = recorded_fit(Path(run), policy)
         return cls(**settings).fit(**arguments, **options)
 
+    def _settings(self) -> Settings:
+        """Check the parameters by themselves and against each other."""
+        return Settings(**self.get_params(deep=False))
+
     def _prepared(self, store: TransitionStore | str | Path) -> tuple[Settings, TransitionStore]:
-        """Check settings against each other and the data."""
-        settings = Settings(**self.get_params(deep=False))
+        """Check the parameters against the data, and give them in the units of the store."""
+        settings = self._settings()
         if not isinstance(store, TransitionStore):
             store = TransitionStore.open(store)
         settings.check_data(store.state_dim, store.action_dim, store.reward_dim, store.base.n_transitions)
@@ -296,7 +316,7 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         cache: str | Path | None = None,
         random_state: int = 0,
         progress: Literal["auto", "bars", "log", "none"] = "auto",
-    ) -> Bootstrap:
+    ) -> Bootstrap[KEDRL]:
         """Replicates of this fit on blocks of episodes drawn with replacement.
 
         What the fit chose is kept, so that intervals do not speak of its choice. ``store`` and ``policy``
@@ -312,39 +332,46 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
                 checked_executor(executor), space, Reporter(progress),
             )  # fmt: skip
 
-    def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+    def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Weights:
         """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
-        return predict.weights(self, predict.checked_inputs(self, state, action))
+        check_is_fitted(self)
+        return self.fitted_.weights(self.fitted_.inputs(state, action))
 
-    def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Array:
+    def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Real:
         """Values μ̂(x)(z) of the fitted embedding (eq:final_embedding_prediction).
 
         Parameters
         ----------
         state, action : (n, p) and (n, q) arrays
         at : (g, d) or (n, g, d) array
-            Return points z, common to all inputs or for each its own.
+            Return points z, common to all inputs or each input's own.
 
         Returns
         -------
         (n, g) array
         """
-        return predict.embed(self, predict.checked_inputs(self, state, action), at)
+        check_is_fitted(self)
+        return self.fitted_.embed(self.fitted_.inputs(state, action), at)
 
     def embedding(
         self, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
     ) -> FittedEmbedding:
         """The fitted embeddings as elements of the RKHS: expectations, distances, averages, recovered laws.
 
-        With a policy in place of actions, those of the states' laws, averaged over a ~ π(·|s). Refused
-        where diagnostics say that answers would mislead, unless their codes
+        With a policy in place of actions, the embeddings are averaged over a ~ π(·|s) at each state. They are
+        refused where diagnostics say that answers would mislead, unless the codes of these findings
         (:data:`kedrl_dask.estimator.fitted.findings.CODES`) are in ``accept``, which is recorded. See
         :class:`kedrl_dask.numerics.laws.functionals.Embedding`.
         """
-        return fitted_embedding(self, state, action, accept)
+        check_is_fitted(self)
+        return fitted_embedding(self.fitted_, state, action, accept)
 
     def recover(
-        self, state: npt.ArrayLike, action: Any, accept: Sequence[str] = (), **settings: Any
+        self,
+        state: npt.ArrayLike,
+        action: npt.ArrayLike | Policy,
+        accept: Sequence[str] = (),
+        **settings: Any,
     ) -> FittedLaw:
         """Probability laws near the fitted embedding at each input (sec:stat_recovery), refused like it.
 
@@ -352,33 +379,65 @@ class KEDRL(ShownInNotebooks, BaseEstimator):
         ``mean()``, ``covariance()``, ``cdf``, ``quantile``, ``cvar``, ``density``, ``pmf``, ``prob`` and
         ``findings``.
         """
-        return fitted_embedding(self, state, action, accept).recover(**settings)
+        return self.embedding(state, action, accept).recover(**settings)
 
-    def bellman_risk(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+    def bellman_risk(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Vector:
         """Squared projected Bellman residual (eq:generalization_metric) at each input; (n,).
 
         The operators are those of the training transitions. The risk says how well the fitted map
         satisfies the projected Bellman equation: it is neither a policy value nor a bound on a distance
         between laws.
         """
-        return predict.bellman_risk(self, predict.checked_inputs(self, state, action))
+        check_is_fitted(self)
+        return self.fitted_.bellman_risk(self.fitted_.inputs(state, action))
 
-    @property
-    def return_space_(self) -> Space:
-        """The grid seen through the features of the fit, or with exact operators through the kernel."""
-        fixed = self.grid_, self.frequencies_, self.discount, self.return_kernel_
-        return return_space(self.operators_.chunk_type, *fixed)
+    def operator_blocks(
+        self,
+        state: npt.ArrayLike,
+        action: npt.ArrayLike,
+        *,
+        exact: bool | None = None,
+        store: TransitionStore | str | Path | None = None,
+    ) -> OperatorBlocks:
+        """The operators H, G, Φ_L and k_L at any inputs.
+
+        Parameters
+        ----------
+        state, action : (n, p) and (n, q) arrays
+        exact : bool, optional
+            Whether H and G come from the return kernel itself instead of features; as in the fit by default.
+        store : TransitionStore or path, optional
+            The transitions of the fit, over which exact sums go. A model fitted with
+            ``operators="exact"`` has its own.
+
+        Returns
+        -------
+        OperatorBlocks
+            Arrays ``H``, ``G`` (n, m, m), ``Phi``, ``k_L`` (n, L), and terminal terms if there are any.
+        """
+        check_is_fitted(self)
+        return self.fitted_.operator_blocks(self.fitted_.inputs(state, action), exact, store)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model as a Zarr store (no pickle) at a new path."""
         check_is_fitted(self)
-        persistence.save(self, path)
+        persistence.save(self.fitted_, path)
 
     @classmethod
     def load(cls, path: str | Path) -> KEDRL:
         """Read a model written by :meth:`save`."""
-        return persistence.load(cls, path)
+        fitted = persistence.load(path, lambda **parameters: cls(**parameters)._settings())
+        model = cls(**fitted.settings.get_params())
+        model.fitted_ = fitted
+        return model
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Whether there are coefficients."""
-        return hasattr(self, "coefficients_")
+        """Whether there is a fitted model."""
+        return hasattr(self, "fitted_")
+
+    def _repr_html_(self) -> str:
+        """What the fit found; before it, scikit-learn shows the parameters."""
+        return self.fitted_.to_html() if hasattr(self, "fitted_") else super()._repr_html_()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}

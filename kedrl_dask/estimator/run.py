@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -38,13 +38,13 @@ from kedrl_dask.engine.storage.checkpoints import Checkpoints
 from kedrl_dask.engine.storage.directories import DamageError, StoreError, digest
 from kedrl_dask.engine.storage.lock import locked, now
 from kedrl_dask.engine.storage.manifest import commit, committed, damaged, read_record, revoke, write_record
-from kedrl_dask.estimator.fitted.persistence import from_json, load, parameters
+from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.estimator.fitted.model import FittedModel
+from kedrl_dask.estimator.fitted.persistence import from_json, load, parameters, save
 from kedrl_dask.numerics.policies.families import LocationScale, Policy, from_dict
+from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.process import Stopped, terminable
 from kedrl_dask.utils.progress import Reporter
-
-if TYPE_CHECKING:
-    from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = [
     "CHECKPOINT_SECONDS",
@@ -72,14 +72,16 @@ class Run:
     ----------
     path : Path
         The directory.
+    settings : Settings
+        The parameters of the fit.
     facts : dict
-        What ``run.json`` has.
+        The contents of ``run.json``.
     seconds : float
         Time between checkpoints.
     """
 
-    def __init__(self, path: Path, facts: dict[str, Any], seconds: float) -> None:
-        self.path, self._facts, self._seconds = path, facts, seconds
+    def __init__(self, path: Path, settings: Settings, facts: Record, seconds: float) -> None:
+        self.path, self._settings, self._facts, self._seconds = path, settings, facts, seconds
         self._lock = threading.Lock()
         (path / "stages").mkdir(exist_ok=True)
         log = path / "log.jsonl"
@@ -127,46 +129,43 @@ class Run:
             self.note("damaged", file=str(file))
         return None if files else path
 
-    def _save(self, model: KEDRL) -> None:
+    def _save(self, model: FittedModel) -> None:
         """Write the result: it appears when it is complete."""
         path = self.path / "model"
         revoke(path, path.name)
         remove(path)
-        model.save(path)
+        save(model, path)
         commit(path, path.name, sorted(file for file in path.rglob("*") if file.is_file()), durable=True)
-        self.note("finished", result=model.solution_.result.name, criterion=model.solution_.value)
+        self.note("finished", result=model.solution.result.name, criterion=model.solution.value)
 
     def carry_out(
         self,
-        model: KEDRL,
         store: TransitionStore,
         executor: Executor,
         reporter: Reporter,
-        fit: Callable[[Cache, Reporter, Checkpoints], Any],
-    ) -> None:
-        """Fit the model with what the run has, or give it the result that is there.
+        fit: Callable[[Cache, Reporter, Checkpoints], FittedModel],
+    ) -> FittedModel:
+        """Fit a model from where the run has come, or read the result of a finished run.
 
-        A result of a stage that turns out to be damaged on the way is made again.
+        The result of a stage that turns out to be damaged on the way is computed again.
         """
         with self._ends_noted(), terminable():
             finished = self.model
             if finished is not None:
-                for name, value in vars(load(type(model), finished)).items():
-                    if name.endswith("_"):
-                        setattr(model, name, value)
-                return
+                return load(finished, lambda **_: self._settings)
             self._tidy()
             with reporter.stage("input check", -(-store.n_chunks // CHECKED_CHUNKS)) as advance:
                 check_input(store, executor, advance)
             cache = self._cache()
             try:
-                fit(cache, reporter, self._checkpoints())
+                model = fit(cache, reporter, self._checkpoints())
             except DamageError as error:
                 if cache.directory not in error.path.resolve().parents:
                     raise
                 cache.recheck()
-                fit(cache, reporter, self._checkpoints())
+                model = fit(cache, reporter, self._checkpoints())
             self._save(model)
+            return model
 
     @contextmanager
     def _ends_noted(self) -> Iterator[None]:
@@ -194,7 +193,7 @@ def is_finished(path: Path) -> bool:
 @contextmanager
 def open_run(
     path: Path,
-    model: KEDRL,
+    settings: Settings,
     store: TransitionStore,
     policy: Policy,
     cache: str | Path | None,
@@ -213,8 +212,8 @@ def open_run(
         raise ValueError(f"{path} is not empty and holds no run; choose another directory for the run")
     path.mkdir(parents=True, exist_ok=True)
     with locked(path):
-        facts = _agreed(path, describe(model, store, policy, cache))
-        yield Run(path, facts, seconds)
+        facts = _agreed(path, describe(settings, store, policy, cache))
+        yield Run(path, settings, facts, seconds)
 
 
 def _is_foreign(path: Path) -> bool:
@@ -222,15 +221,13 @@ def _is_foreign(path: Path) -> bool:
     return not path.is_dir() or any(entry.name not in ("lock", "log.jsonl") for entry in path.iterdir())
 
 
-def describe(
-    model: KEDRL, store: TransitionStore, policy: Policy, cache: str | Path | None
-) -> dict[str, Any]:
+def describe(settings: Settings, store: TransitionStore, policy: Policy, cache: str | Path | None) -> Record:
     """Everything that a run depends on, as JSON."""
     return {
         "kind": KIND,
         "id": uuid4().hex,
         "created": now(),
-        "settings": parameters(model),
+        "settings": parameters(settings),
         "data": {
             "path": str(store.path.resolve()),
             "fingerprint": store.fingerprint,
@@ -247,7 +244,7 @@ def describe(
     }
 
 
-def _describe_policy(policy: Policy, store: TransitionStore) -> dict[str, Any]:
+def _describe_policy(policy: Policy, store: TransitionStore) -> Record:
     """Its numbers; of code its name, and what it draws at the first states, by which it is known again."""
     if isinstance(policy, LocationScale):
         return policy.to_dict()
@@ -256,7 +253,7 @@ def _describe_policy(policy: Policy, store: TransitionStore) -> dict[str, Any]:
     return {"code": repr(policy), "probe": digest(np.asarray(drawn, dtype=np.float64)).hex()}
 
 
-def _agreed(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def _agreed(path: Path, wanted: Record) -> Record:
     """What the run is, if it is what is wanted; a new one becomes that."""
     file = path / "run.json"
     wanted = json.loads(json.dumps(wanted))
@@ -283,7 +280,7 @@ def _agreed(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     return {**found, "cache": wanted["cache"]}
 
 
-def _differences(what: str, found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def _differences(what: str, found: Record, wanted: Record) -> list[str]:
     return [
         f"{what} {name} was {_short(found.get(name))}, now {_short(wanted.get(name))}"
         for name in sorted({*found, *wanted} - {"code"})
@@ -296,7 +293,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def read_run(path: Path) -> dict[str, Any]:
+def read_run(path: Path) -> Record:
     """What ``run.json`` has."""
     found = read_record(path / "run.json")
     if found.get("kind") != KIND:
@@ -307,7 +304,7 @@ def read_run(path: Path) -> dict[str, Any]:
     return found
 
 
-def recorded_fit(path: Path, policy: Policy | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def recorded_fit(path: Path, policy: Policy | None) -> tuple[Record, Record]:
     """Parameters of the estimator, and arguments of its ``fit``, as a run has them."""
     path = path.resolve()
     found = read_run(path)

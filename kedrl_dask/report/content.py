@@ -173,7 +173,7 @@ def from_model(
     if inputs is None:
         shares = ", ".join(f"{share:.0%}" for share in SHARES)
         where += f" (points of the fit's basis at {shares} of its first principal component)"
-    dataset, findings = None, tuple(model_findings(model))
+    dataset, findings = None, tuple(model_findings(model.fitted_))
     try:
         dataset = model.embedding(state, action, accept).dataset(FITTED)
     except Refused as refusal:

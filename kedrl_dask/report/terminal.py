@@ -56,7 +56,7 @@ def _facts(model: KEDRL) -> dict[str, Any]:
         "negative_penalty": model.negative_penalty,
         "random_state": model.random_state,
     }
-    found = [finding.to_dict() for finding in model_findings(model)]
+    found = [finding.to_dict() for finding in model_findings(model.fitted_)]
     converged = model.solution_.result.ok
     return {"settings": settings, "converged": converged, "findings": found, **model.diagnostics_}
 
@@ -104,7 +104,7 @@ def render(
             table.add_row(Padding(name, (0, 0, 0, 2)), value)
         table.add_section()
     console.print(table)
-    for finding in model_findings(model):
+    for finding in model_findings(model.fitted_):
         console.print(str(finding), style="yellow", markup=False)
     console.print(CAUTION, style="italic")
     if errors is not None:

@@ -1,6 +1,7 @@
 """Figures and tables: each shows the numbers that it claims to show."""
 
 import json
+from copy import copy
 from dataclasses import replace
 from io import StringIO
 from types import SimpleNamespace
@@ -328,9 +329,10 @@ def test_tuning__nothing_tuned(adamw_model):
 
 def test_convergence__failed_solution(model):
     """A criterion that became NaN is still drawn, as far as it goes."""
-    failed = KEDRL(0.7)
     record = model.solution_.history[0]._replace(iteration=10_000, value=np.nan, certificate=np.nan)
-    failed.solution_ = replace(model.solution_, history=(*model.solution_.history, record))
+    failed = copy(model)
+    solution = replace(model.solution_, history=(*model.solution_.history, record))
+    failed.fitted_ = replace(model.fitted_, solution=solution)
     left, _ = plots.convergence(failed).axes
     assert len(left.lines[0].get_xdata()) > 1
 

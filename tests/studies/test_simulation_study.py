@@ -257,7 +257,7 @@ def fitted(tmp_path_factory):
 def test_unshifted_risk__is_the_formula_without_h_and_g(fitted):
     model, _ = fitted
     state, action = benchmark_points.evaluation_points("uniform-gaussian")
-    blocks = model.operators(state, action)
+    blocks = model.operator_blocks(state, action)
     gram = model.return_kernel_(model.grid_, model.grid_)
     expected = [
         (model.coefficients_.T @ (k - phi)) @ gram @ (model.coefficients_.T @ (k - phi))

@@ -41,8 +41,8 @@ from kedrl_dask.engine.storage.cache import Facts
 from kedrl_dask.engine.storage.directories import part_name
 from kedrl_dask.engine.storage.schema import PAIRED_OPERATOR, PAIRED_SUMS, ArraySpec
 from kedrl_dask.estimator.fit.conditioning import file_conditioning
+from kedrl_dask.estimator.fit.problem import Prepared
 from kedrl_dask.estimator.fit.regression import RegressionSums
-from kedrl_dask.estimator.fit.separated import Prepared
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.progress import Reporter

@@ -14,6 +14,7 @@ from kedrl_dask.estimator.constraints import (
     check_parameters,
     choice,
     count,
+    declared,
     either,
     instance,
     number,
@@ -23,6 +24,7 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import Solver, by_name
+from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.checks import MOST_SEED, check_share, shown
 
 __all__ = [
@@ -132,6 +134,10 @@ class CommonParameters:
     def __post_init__(self) -> None:
         """Check each parameter by itself."""
         check_parameters(self.estimator, self)
+
+    def get_params(self, deep: bool = False) -> Record:
+        """The parameters by name, as scikit-learn's estimators give them."""
+        return {name: getattr(self, name) for name in declared(type(self))}
 
     def check_kernels(self, input_dim: int, return_dim: int) -> None:
         """Refuse kernels with another number of length scales than the data have columns."""

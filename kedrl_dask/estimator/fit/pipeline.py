@@ -22,11 +22,18 @@ from kedrl_dask.estimator.fit.design import Choices, make_choices
 from kedrl_dask.estimator.fit.paired import Pairing
 from kedrl_dask.estimator.fit.planning import checked_plan
 from kedrl_dask.estimator.fit.policy_check import PolicyWarning, rehearse
-from kedrl_dask.estimator.fit.regression import RegressionSums, Ridges, Tried, choose_ridges, regress
-from kedrl_dask.estimator.fit.separated import Prepared, separated_problem
+from kedrl_dask.estimator.fit.problem import Prepared
+from kedrl_dask.estimator.fit.regression import (
+    RegressionSums,
+    Ridges,
+    Tried,
+    choose_ridges,
+    exact_operators,
+    regress,
+)
+from kedrl_dask.estimator.fit.separated import separated_problem
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit.streaming import stream
-from kedrl_dask.estimator.fitted.predict import exact_operators
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.policies.draws import PolicyError, checked_draws
 from kedrl_dask.numerics.policies.families import Policy
@@ -39,7 +46,7 @@ from kedrl_dask.utils.checks import shown
 from kedrl_dask.utils.exceptions import require_finite, warn
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["Fit", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_fit", "workspace"]
+__all__ = ["Fit", "Request", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_fit", "workspace"]
 
 
 #: N·λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows. The smallest
@@ -47,6 +54,31 @@ __all__ = ["Fit", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_
 RELATIVE_RIDGE_B, SMALLEST_RIDGE_B = 1e-3, 1e-10
 #: What to do about numbers that leave the range of floats.
 SCALES = "give states, actions and rewards in units in which they are of ordinary size"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A fit that is asked for.
+
+    Attributes
+    ----------
+    settings : Settings
+    store : TransitionStore
+    policy : Policy
+    executor : Executor
+    memory : int, str or None
+        What each worker process may use.
+    """
+
+    settings: Settings
+    store: TransitionStore
+    policy: Policy
+    executor: Executor
+    memory: int | str | None
+
+    def plan(self, cache: Cache | None = None) -> Plan:
+        """Plan the fit; raises PlanError if it is over budget."""
+        return checked_plan(self.settings, self.store, self.executor, self.memory, cache)
 
 
 @dataclass(frozen=True)
@@ -108,29 +140,21 @@ def workspace(store: TransitionStore, cache: str | Path | None) -> Iterator[Cach
         remove(path)
 
 
-def run_fit(
-    settings: Settings,
-    store: TransitionStore,
-    policy: Policy,
-    executor: Executor,
-    memory: int | str | None,
-    cache: Cache,
-    reporter: Reporter,
-    keeper: Keeper | None = None,
-) -> Fit:
+def run_fit(request: Request, cache: Cache, reporter: Reporter, keeper: Keeper | None = None) -> Fit:
     """Run all stages; see the module. The plan is for the sizes that the design chose.
 
-    With a keeper the solver goes on from what it has kept.
+    With a keeper the solver resumes from the state that it kept.
     """
+    settings, store, executor = request.settings, request.store, request.executor
     executor.warm_up(warm_up)
     with reporter.stage("design"):
         choices = make_choices(settings, store, cache)
     chosen = choices.grid, choices.frequencies, choices.features.whitening, choices.basis.whitening
     require_finite("the design", SCALES, *chosen)
     settings = choices.settle(settings)
-    plan = checked_plan(settings, store, executor, memory, cache)
+    plan = replace(request, settings=settings).plan(cache)
     reporter.note("plan", plan=plan.to_dict())
-    streamed = stream(settings, store, policy, choices, executor, cache, reporter)
+    streamed = stream(settings, store, request.policy, choices, executor, cache, reporter)
     with reporter.stage("regression"):
         sums, continuation = streamed.collect(choices.features, settings.n_folds)
         require_finite("the sums over transitions", SCALES, sums.gram, sums.reward, sums.continuation)

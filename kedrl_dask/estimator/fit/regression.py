@@ -10,23 +10,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.passes.streaming_pass import SUMS_KIND, combine_scalars
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.schema import BLOCK_SCALARS
 from kedrl_dask.estimator.fit.design import Choices
 from kedrl_dask.numerics.design.sizes import N_FOLDS
+from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.regression.cross_validation import RIDGES, BlockSums, cross_validate_ridge
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
-from kedrl_dask.numerics.regression.operators import ConditionalOperators
+from kedrl_dask.numerics.regression.exact_operators import RewardShifts
+from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.numerics.regression.reward_trend import REWARD_RIDGES, TrendMoments, TrendWaves
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Atoms
 
 __all__ = [
     "RegressionSums",
     "Ridges",
     "StoredBlocks",
     "choose_ridges",
+    "exact_operators",
     "read_folds",
     "recalibrate",
     "regress",
@@ -255,6 +259,20 @@ def regress(choices: Choices, sums: RegressionSums, ridges: Ridges) -> Condition
         solved["mass"][:, 0],
         trend,
     )
+
+
+def exact_operators(
+    operators: ConditionalOperators,
+    store: TransitionStore,
+    grid: Atoms,
+    kernel: Matern,
+    discount: float,
+    ridge: float,
+) -> ExactOperators:
+    """The operators with H and G from the return kernel itself; all transitions are read into memory."""
+    transitions = store.transitions()
+    shifts = RewardShifts(kernel, grid, discount, transitions.reward, transitions.terminal)
+    return ExactOperators.build(operators, transitions.inputs, shifts, ridge)
 
 
 def _solve(gram: Array, parts: dict[str, Array], n_transitions: float, ridge: float) -> dict[str, Array]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.conditioning_points import CONDITIONING_KIND, Conditioning, evaluate_points
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective
 from kedrl_dask.engine.plan.partition import in_groups
-from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.engine.storage.array_store import ArrayStore
-from kedrl_dask.engine.storage.cache import Cache, Facts
+from kedrl_dask.engine.storage.cache import Facts
 from kedrl_dask.engine.storage.schema import (
     CONDITIONING,
     CONDITIONING_BLOCKS,
@@ -21,52 +18,13 @@ from kedrl_dask.engine.storage.schema import (
     CONDITIONING_FEATURES,
 )
 from kedrl_dask.estimator.fit.conditioning import find_conditioning
-from kedrl_dask.estimator.fit.design import Choices
-from kedrl_dask.estimator.fit.regression import Ridges
-from kedrl_dask.estimator.fit.settings import Settings
-from kedrl_dask.numerics.criterion.separated import Penalties, return_space
+from kedrl_dask.estimator.fit.problem import Prepared
+from kedrl_dask.numerics.criterion.separated import return_space
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["Prepared", "separated_problem"]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What the problem of either construction is made from.
-
-    Attributes
-    ----------
-    settings : Settings
-    store : TransitionStore
-    choices : Choices
-    operators : ConditionalOperators
-        The regression, in features or exact.
-    ridges : Ridges
-        λ_Γ, and that of the reward.
-    ridge_b, mass_penalty : float
-        λ_B and λ_mass.
-    plan : Plan
-    executor : Executor
-    cache : Cache
-    """
-
-    settings: Settings
-    store: TransitionStore
-    choices: Choices
-    operators: ConditionalOperators
-    ridges: Ridges
-    ridge_b: float
-    mass_penalty: float
-    plan: Plan
-    executor: Executor
-    cache: Cache
-
-    @property
-    def penalties(self) -> Penalties:
-        """λ_mass and λ_neg."""
-        return Penalties(self.mass_penalty, 1.0, self.settings.negative_penalty)
+__all__ = ["separated_problem"]
 
 
 def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjective, Array]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
-from kedrl_dask.estimator.fitted import predict, results
+from kedrl_dask.estimator.fitted import results
 from kedrl_dask.estimator.fitted.findings import (
     CODES,
     Finding,
@@ -21,14 +21,13 @@ from kedrl_dask.estimator.fitted.findings import (
     model_findings,
     recovery_findings,
 )
+from kedrl_dask.estimator.fitted.inputs import as_stored, checked_columns
+from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.laws.functionals import Embedding
 from kedrl_dask.numerics.laws.recovery import Recovered
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL
 from kedrl_dask.numerics.policies.families import Policy
-from kedrl_dask.utils.arrays import Array
-
-if TYPE_CHECKING:
-    from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.utils.arrays import Matrix, Weights
 
 __all__ = ["FittedEmbedding", "FittedLaw", "coefficients_at", "fitted_embedding", "sections_at"]
 
@@ -73,13 +72,13 @@ class FittedEmbedding(Embedding):
         What the gate found, whether it was accepted or only a warning.
     accepted : tuple of str
         Codes of findings for which answers were not to be refused.
-    model : KEDRL
+    model : FittedModel
         The fit.
     """
 
     findings: tuple[Finding, ...]
     accepted: tuple[str, ...]
-    model: KEDRL = field(repr=False)
+    model: FittedModel = field(repr=False)
 
     def recover(self, **settings: Any) -> FittedLaw:
         """Laws near the embeddings; refused where the recovery did not converge, unless accepted."""
@@ -108,31 +107,32 @@ class FittedEmbedding(Embedding):
 
 
 def fitted_embedding(
-    model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
+    model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
 ) -> FittedEmbedding:
     """See :meth:`kedrl_dask.KEDRL.embedding`."""
     coefficients = coefficients_at(model, state, action)
-    # A bootstrap judges the fit, not each replicate: one that is off must not lose the others.
-    accepted = tuple(CODES) if model.is_replicate_ else accept
+    # A bootstrap judges the fit, not each replicate: one bad replicate must not lose the others.
+    accepted = tuple(CODES) if model.is_replicate else accept
     found = enforce([*model_findings(model), *mass_findings(coefficients)], accepted)
-    return FittedEmbedding(coefficients, model.grid_, model.return_kernel_, found, tuple(accepted), model)
+    return FittedEmbedding(coefficients, model.grid, model.return_kernel, found, tuple(accepted), model)
 
 
-def coefficients_at(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Array:
+def coefficients_at(model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Weights:
     """Signed coefficients at inputs, or at states, averaged over a policy's actions there; (n, m)."""
     if not isinstance(action, Policy):
-        return predict.weights(model, predict.checked_inputs(model, state, action))
-    return sections_at(model, state, action) @ model.coefficients_
+        return model.weights(model.inputs(state, action))
+    return sections_at(model, state, action) @ model.coefficients
 
 
-def sections_at(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Array:
-    """k_L(x), of which coefficients are a linear function; (n, L). Averaged over a policy's actions."""
+def sections_at(model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Matrix:
+    """k_L(x) at inputs, or at states, averaged over a policy's actions there; (n, L)."""
     if not isinstance(action, Policy):
-        return model.input_kernel_(predict.checked_inputs(model, state, action), model.basis_)
-    state = predict.as_stored(model.encoding_, "state", state)
-    state = predict.checked_columns("state", state, model.diagnostics_["sizes"]["state_dim"])
-    actions, weights = action.draws(state, N_DRAWS, np.random.default_rng([model.random_state, 15]))
-    total = np.zeros((len(state), len(model.basis_)))
+        return model.sections(model.inputs(state, action))
+    state = as_stored(model.encoding, "state", state)
+    state = checked_columns("state", state, model.diagnostics["sizes"]["state_dim"])
+    rng = np.random.default_rng([model.settings.random_state, 15])
+    actions, weights = action.draws(state, N_DRAWS, rng)
+    total = np.zeros((len(state), len(model.basis)))
     for weight, drawn in zip(weights, actions, strict=True):
-        total += weight * model.input_kernel_(predict.checked_inputs(model, state, drawn), model.basis_)
+        total += weight * model.sections(model.inputs(state, drawn))
     return total

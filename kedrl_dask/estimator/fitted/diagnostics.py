@@ -6,14 +6,14 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.estimator.fit.pipeline import Fit
-from kedrl_dask.estimator.fitted import predict
+from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.criterion.separation_test import SeparatedParts, separation
 from kedrl_dask.numerics.design import return_grid as grids
@@ -21,9 +21,6 @@ from kedrl_dask.numerics.design.sizes import EXACT_HELD_OUT, SEPARATION_BLOCKS, 
 from kedrl_dask.numerics.kernels.spectral import kernel_error, waves
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.utils.arrays import Array
-
-if TYPE_CHECKING:
-    from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = ["diagnose", "versions"]
 
@@ -34,10 +31,10 @@ N_HELD_OUT = 1_000
 LIBRARIES = ("numpy", "scipy", "scikit-learn", "numba", "dask", "distributed", "zarr", "xarray")
 
 
-def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
+def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
     """Everything worth knowing about a fit, as numbers, strings and lists that JSON can hold."""
     choices, solution = fit.choices, fit.solution
-    seed = model.random_state
+    seed = model.settings.random_state
     inputs = _held_out_inputs(model, fit, policy)
     return {
         "sizes": {
@@ -55,8 +52,8 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
             "conditioning": len(fit.gamma_mass),
             "draws": fit.continuation.target.n_draws,
         },
-        "operators": model.get_params(deep=False)["operators"],
-        "precision": "double" if fit.plan.sizes.exact else model.precision,
+        "operators": model.settings.operators,
+        "precision": "double" if fit.plan.sizes.exact else model.settings.precision,
         "residency": fit.plan.residency,
         "versions": versions(),
         "data": store.fingerprint,
@@ -73,7 +70,11 @@ def diagnose(model: KEDRL, fit: Fit, store: TransitionStore, policy: Policy) -> 
         "tuning": _tuning(fit),
         "grid": asdict(
             grids.coverage(
-                choices.grid, choices.sample.reward, model.discount, choices.return_kernel, random_state=seed
+                choices.grid,
+                choices.sample.reward,
+                model.settings.discount,
+                choices.return_kernel,
+                random_state=seed,
             )
         ),
         "nystrom_residual": choices.features.residual(choices.sample.inputs[:N_HELD_OUT]),
@@ -146,9 +147,9 @@ def _ratio(fit: Fit) -> dict[str, float] | None:
     }
 
 
-def _held_out_inputs(model: KEDRL, fit: Fit, policy: Policy) -> Array:
+def _held_out_inputs(model: FittedModel, fit: Fit, policy: Policy) -> Array:
     """Successor states with target actions."""
-    rng = np.random.default_rng([model.random_state, 7])
+    rng = np.random.default_rng([model.settings.random_state, 7])
     sample = fit.choices.sample
     n_held_out = EXACT_HELD_OUT if fit.plan.sizes.exact else N_HELD_OUT
     rows = np.sort(rng.permutation(len(sample))[:n_held_out])
@@ -156,9 +157,9 @@ def _held_out_inputs(model: KEDRL, fit: Fit, policy: Policy) -> Array:
     return np.hstack([state, policy.sample(state, rng)])
 
 
-def _held_out(model: KEDRL, fit: Fit, inputs: Array) -> dict[str, Any]:
+def _held_out(model: FittedModel, fit: Fit, inputs: Array) -> dict[str, Any]:
     """Bellman risk, coefficient mass and negative mass."""
-    risk, weights = predict.bellman_risk(model, inputs), predict.weights(model, inputs)
+    risk, weights = model.bellman_risk(inputs), model.weights(inputs)
     return {
         "inputs": len(inputs),
         "bellman_risk": float(risk.mean()),
@@ -167,15 +168,17 @@ def _held_out(model: KEDRL, fit: Fit, inputs: Array) -> dict[str, Any]:
     }
 
 
-def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str, Any]:
+def _separation(model: FittedModel, fit: Fit, inputs: Array, risk: float) -> dict[str, Any]:
     """How far the separated target is from the paired one, and which construction the data ask for."""
     choices, sample = fit.choices, fit.choices.sample
-    rng = np.random.default_rng([model.random_state, 9])
+    rng = np.random.default_rng([model.settings.random_state, 9])
     sample = sample.select(np.sort(rng.permutation(len(sample))[:SEPARATION_SAMPLE]))
     # The sample is no group of rows: its draws have a seed of their own.
     target = fit.continuation.target
     continuation = replace(fit.continuation, target=replace(target, seed=target.seed + 2))
-    space = ReturnSpace.build(choices.grid, choices.frequencies, model.discount, choices.return_kernel)
+    space = ReturnSpace.build(
+        choices.grid, choices.frequencies, model.settings.discount, choices.return_kernel
+    )
     ahead = fit.solution.coefficients @ space.shifted_waves
     episodes = np.unique(sample.episode, return_inverse=True)[1]
     n_blocks = min(SEPARATION_BLOCKS, int(episodes.max()) + 1)
@@ -188,6 +191,8 @@ def _separation(model: KEDRL, fit: Fit, inputs: Array, risk: float) -> dict[str,
                 choices.features(part.inputs), waves(part.reward, choices.frequencies), kappa @ ahead
             )
 
-    found = separation(blocks(), choices.features(inputs), fit.ridges.gamma, space.scale, model.random_state)
+    found = separation(
+        blocks(), choices.features(inputs), fit.ridges.gamma, space.scale, model.settings.random_state
+    )
     residual = float(np.sqrt(risk))
     return {**asdict(found), "residual": residual, "recommends": found.recommends(residual)}

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.criterion.separation_test import SeparationWarning
 from kedrl_dask.numerics.laws.recovery import LARGE_RESIDUAL, Recovered
 from kedrl_dask.numerics.solvers import AdamW, Result, by_name
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import is_word, shown
 from kedrl_dask.utils.exceptions import NumericalWarning, warn
-
-if TYPE_CHECKING:
-    from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = [
     "CODES",
@@ -132,9 +130,9 @@ def enforce(findings: Iterable[Finding], accept: Sequence[str] = ()) -> tuple[Fi
     return found
 
 
-def model_findings(model: KEDRL, subject: str = "") -> list[Finding]:
+def model_findings(model: FittedModel, subject: str = "") -> list[Finding]:
     """What the diagnostics of a fit say against it, whatever the input."""
-    facts, found = model.diagnostics_, []
+    facts, found = model.diagnostics, []
     ratio, grid, solver = facts["ratio"], facts["grid"], facts["solver"]
     if ratio is not None and not (ess := ratio["effective_sample_size"]) >= SMALL_ESS:
         found.append(
@@ -157,7 +155,7 @@ def model_findings(model: KEDRL, subject: str = "") -> list[Finding]:
                 "raise n_atoms or grid_expansion, or give reward_bounds or a grid", subject,
             )
         )  # fmt: skip
-    if not model.solution_.result.ok:
+    if not model.solution.result.ok:
         found.append(
             Finding(
                 "solver", "refuse",
@@ -191,12 +189,15 @@ def model_findings(model: KEDRL, subject: str = "") -> list[Finding]:
     return found
 
 
-def _asks_for_pairs(model: KEDRL) -> bool:
+def _asks_for_pairs(model: FittedModel) -> bool:
     """Whether a separated fit contradicts the data."""
-    return model.construction == "separated" and model.diagnostics_["separation"]["recommends"] == "paired"
+    return (
+        model.settings.construction == "separated"
+        and model.diagnostics["separation"]["recommends"] == "paired"
+    )
 
 
-def warn_of_separation(model: KEDRL) -> None:
+def warn_of_separation(model: FittedModel) -> None:
     """At the end of a fit, in the name of its caller: weights and embeddings are not refused later."""
     if _asks_for_pairs(model):
         warn(
@@ -206,29 +207,29 @@ def warn_of_separation(model: KEDRL) -> None:
         )
 
 
-def warn_of_numbers(model: KEDRL) -> None:
+def warn_of_numbers(model: FittedModel) -> None:
     """At the end of a fit, in the name of its caller: of a solver that failed, and of exploding ratios."""
-    result = model.solution_.result
-    is_budget_all = result is Result.BUDGET and isinstance(by_name(model.solver), AdamW)
+    result = model.solution.result
+    is_budget_all = result is Result.BUDGET and isinstance(by_name(model.settings.solver), AdamW)
     if not (result.ok or is_budget_all):
         warn(
             f"the fit is not the minimiser: {result.value} (relative gradient "
-            f"{model.solution_.certificate:.1e})",
+            f"{model.solution.certificate:.1e})",
             NumericalWarning,
         )
-    sizes, ratio = model.diagnostics_["sizes"], model.diagnostics_["ratio"]
-    missing = (1 - sizes["terminal"] / sizes["episodes"]) * model.discount ** (
+    sizes, ratio = model.diagnostics["sizes"], model.diagnostics["ratio"]
+    missing = (1 - sizes["terminal"] / sizes["episodes"]) * model.settings.discount ** (
         sizes["transitions"] / sizes["episodes"]
     )
-    if missing > LARGE_MISSING and model.grid is None and model.reward_bounds is None:
+    if missing > LARGE_MISSING and model.settings.grid is None and model.settings.reward_bounds is None:
         warn(
-            f"episodes show about {1 - missing:.1%} of the weight that discount={model.discount} gives to "
-            "rewards; the return grid is made of returns whose rest is the mean reward: give reward_bounds "
-            "or a grid, longer episodes or a smaller discount",
+            f"episodes show about {1 - missing:.1%} of the weight that discount={model.settings.discount} "
+            "gives to rewards; the return grid is made of returns whose rest is the mean reward: give "
+            "reward_bounds or a grid, longer episodes or a smaller discount",
             NumericalWarning,
         )
-    mass = model.diagnostics_["held_out"]["coefficient_mass"]["mean"]
-    if model.mass_penalty_ > 0 and not abs(mass - 1) <= LOST_MASS:
+    mass = model.diagnostics["held_out"]["coefficient_mass"]["mean"]
+    if model.mass_penalty > 0 and not abs(mass - 1) <= LOST_MASS:
         warn(
             f"coefficients sum to {mass:.2g} on average at held-out inputs, 1 is right: the input kernel "
             "does not reach from the basis to successors under the policy; take a longer length scale, "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from sklearn.base import BaseEstimator
 
 from kedrl_dask.engine.data.encoding import PARTS, Encoding
 from kedrl_dask.engine.storage.array_store import ArrayStore
@@ -23,19 +22,19 @@ from kedrl_dask.engine.storage.schema import (
     MODEL_TREND,
     ArraySpec,
 )
+from kedrl_dask.estimator.fit.regression import Ridges
 from kedrl_dask.estimator.fit.settings import Settings
+from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.regression.density_ratio import ULSIF, DensityRatio
 from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
-from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW, Record, Result, Solution
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW, Result, Solution
+from kedrl_dask.numerics.solvers import Record as SolverRecord
+from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import check_count, check_number, cut, is_word, shown
-
-if TYPE_CHECKING:
-    from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = [
     "damage_reported",
@@ -59,20 +58,20 @@ OPTIONAL = (*MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS, *M
 _CLASSES = {cls.__name__: cls for cls in (Matern, ULSIF, PCG, LBFGS, AdamW)}
 
 
-def save(model: KEDRL, path: str | Path) -> None:
+def save(model: FittedModel, path: str | Path) -> None:
     """Write a fitted model at a new path."""
-    operators, solution = model.operators_, model.solution_
+    operators, solution = model.operators, model.solution
     arrays = {
-        "coefficients": model.coefficients_,
-        "grid": model.grid_,
-        "basis": model.basis_,
-        "frequencies": model.frequencies_,
+        "coefficients": model.coefficients,
+        "grid": model.grid,
+        "basis": model.basis,
+        "frequencies": model.frequencies,
         "landmarks": operators.features.landmarks,
         "whitening": operators.features.whitening,
         "continuation": operators.continuation,
         "reward": operators.reward,
         "mass": operators.mass,
-        "history": np.array(solution.history, dtype=np.float64).reshape(-1, len(Record._fields)),
+        "history": np.array(solution.history, dtype=np.float64).reshape(-1, len(SolverRecord._fields)),
     }
     specs = list(MODEL)
     if operators.terminal is not None:
@@ -81,26 +80,26 @@ def save(model: KEDRL, path: str | Path) -> None:
     if operators.trend is not None:
         arrays |= operators.trend.trend.to_arrays() | {"residual_waves": operators.trend.mean}
         specs += MODEL_TREND
-    if model.target_ is not None:
-        arrays["target"] = model.target_
+    if model.target is not None:
+        arrays["target"] = model.target
         specs += MODEL_PAIRED
     if isinstance(operators, ExactOperators):
         shifts = operators.shifts
         arrays |= {"transition_input": operators.inputs, "transition_reward": shifts.rewards}
         arrays["transition_terminal"] = shifts.terminal
         specs += MODEL_TRANSITIONS
-    ratio = model.ratio_
+    ratio = model.ratio
     if ratio is not None:
         arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
         specs += MODEL_RATIO
     attributes = {
-        "parameters": parameters(model),
-        "input_kernel": to_json(model.input_kernel_),
-        "return_kernel": to_json(model.return_kernel_),
-        "ridge_gamma": model.ridge_gamma_,
-        "ridge_reward": model.ridge_reward_,
-        "ridge_b": model.ridge_b_,
-        "mass_penalty": model.mass_penalty_,
+        "parameters": parameters(model.settings),
+        "input_kernel": to_json(model.input_kernel),
+        "return_kernel": to_json(model.return_kernel),
+        "ridge_gamma": model.ridges.gamma,
+        "ridge_reward": model.ridges.reward,
+        "ridge_b": model.ridge_b,
+        "mass_penalty": model.mass_penalty,
         "ratio": None if ratio is None else _ratio_numbers(ratio),
         "solution": {
             "result": solution.result.name,
@@ -109,8 +108,8 @@ def save(model: KEDRL, path: str | Path) -> None:
             "n_iterations": solution.n_iterations,
             "n_products": solution.n_products,
         },
-        "diagnostics": model.diagnostics_,
-        "encoding": None if model.encoding_ is None else model.encoding_.to_json(),
+        "diagnostics": model.diagnostics,
+        "encoding": None if model.encoding is None else model.encoding.to_json(),
     }
     write_fitted(path, KIND, specs, arrays, attributes)
 
@@ -186,83 +185,101 @@ class Fitted(NamedTuple):
     attributes: dict[str, Any]
 
 
-def parameters(estimator: BaseEstimator) -> dict[str, Any]:
+class HasParameters(Protocol):
+    """An estimator, or its settings."""
+
+    def get_params(self, deep: bool) -> dict[str, Any]:
+        """Parameters by name."""
+
+
+def parameters(estimator: HasParameters) -> Record:
     """Parameters of an estimator as JSON."""
     return {name: to_json(value) for name, value in estimator.get_params(deep=False).items()}
 
 
-def load(cls: type[KEDRL], path: str | Path) -> KEDRL:
-    """Read a model back; nothing in it is trusted to be what :func:`save` wrote."""
+def load(path: str | Path, settings: Callable[..., Settings]) -> FittedModel:
+    """Read a model back without trusting the file to be what :func:`save` wrote.
+
+    ``settings`` completes the saved parameters, which may be those of an earlier version.
+    """
     fitted = open_fitted(path, KIND, MODEL, OPTIONAL)
     with damage_reported(path):
-        return _assemble(cls, fitted.arrays, fitted.attributes)
+        return _assemble(settings, fitted.arrays, fitted.attributes)
 
 
-def _assemble(cls: type[KEDRL], arrays: dict[str, Array], attributes: dict[str, Any]) -> KEDRL:
+def _assemble(settings: Callable[..., Settings], arrays: dict[str, Array], attributes: Record) -> FittedModel:
     read = arrays.__getitem__
-    model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
-    settings = Settings(**model.get_params(deep=False))
-    model.input_kernel_ = kernel_from_json(attributes["input_kernel"])
-    model.return_kernel_ = kernel_from_json(attributes["return_kernel"])
-    model.ridge_gamma_, model.ridge_b_ = attributes["ridge_gamma"], attributes["ridge_b"]
-    # One and the same in models that were saved before there was a trend.
-    model.ridge_reward_ = attributes.get("ridge_reward", model.ridge_gamma_)
-    # A number in models that were saved before it could be automatic.
-    model.mass_penalty_ = attributes.get("mass_penalty", model.mass_penalty)
-    model.grid_, model.basis_, model.frequencies_ = read("grid"), read("basis"), read("frequencies")
-    model.coefficients_ = read("coefficients")
-    features = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
-    terminal = arrays.get("terminal")
-    model.operators_ = ConditionalOperators(
-        features, model.basis_, read("continuation"), read("reward"), terminal, read("mass"),
-        _trend(arrays, model.frequencies_),
+    given = settings(**{name: from_json(value) for name, value in attributes["parameters"].items()})
+    input_kernel, return_kernel = (
+        kernel_from_json(attributes[f"{name}_kernel"]) for name in ("input", "return")
+    )
+    # Models of earlier versions have one ridge, and a penalty that is a number.
+    gamma: float = attributes["ridge_gamma"]
+    ridges = Ridges(gamma, attributes.get("ridge_reward", gamma))
+    mass_penalty = attributes.get("mass_penalty", given.mass_penalty)
+    grid, basis, frequencies = read("grid"), read("basis"), read("frequencies")
+    features = NystromFeatures(input_kernel, read("landmarks"), read("whitening"))
+    operators = ConditionalOperators(
+        features, basis, read("continuation"), read("reward"), arrays.get("terminal"), read("mass"),
+        _trend(arrays, frequencies),
     )  # fmt: skip
     if "transition_input" in arrays:
         data = read("transition_reward"), read("transition_terminal")
-        shifts = RewardShifts(model.return_kernel_, model.grid_, model.discount, *data)
-        model.operators_ = ExactOperators.build(
-            model.operators_, read("transition_input"), shifts, model.ridge_gamma_
-        )
-    model.target_ = arrays.get("target")
-    model.ratio_ = None
+        shifts = RewardShifts(return_kernel, grid, given.discount, *data)
+        operators = ExactOperators.build(operators, read("transition_input"), shifts, ridges.gamma)
+    ratio = None
     if attributes["ratio"] is not None:
         numbers = {name: from_json(value) for name, value in attributes["ratio"].items()}
-        model.ratio_ = DensityRatio(centers=read("ratio_centers"), alpha=read("ratio_alpha"), **numbers)
-    history = tuple(Record(int(row[0]), *row[1:].tolist()) for row in read("history"))
+        ratio = DensityRatio(centers=read("ratio_centers"), alpha=read("ratio_alpha"), **numbers)
+    history = tuple(SolverRecord(int(row[0]), *row[1:].tolist()) for row in read("history"))
     summary = dict(attributes["solution"])
-    model.solution_ = Solution(model.coefficients_, Result[summary.pop("result")], history=history, **summary)
-    model.diagnostics_ = attributes["diagnostics"]
+    result = Result[summary.pop("result")]
     encoding = attributes.get("encoding")  # models of earlier versions have none
-    model.encoding_ = None if encoding is None else Encoding.from_json(encoding)
-    _check_numbers(model, settings)
+    model = FittedModel(
+        settings=given,
+        solution=Solution(read("coefficients"), result, history=history, **summary),
+        coefficients=read("coefficients"),
+        grid=grid,
+        basis=basis,
+        frequencies=frequencies,
+        operators=operators,
+        target=arrays.get("target"),
+        ratio=ratio,
+        return_kernel=return_kernel,
+        ridges=ridges,
+        ridge_b=attributes["ridge_b"],
+        mass_penalty=mass_penalty,
+        encoding=None if encoding is None else Encoding.from_json(encoding),
+        diagnostics=attributes["diagnostics"],
+    )
+    _check_numbers(model)
     return model
 
 
-def _check_numbers(model: KEDRL, settings: Settings) -> None:
+def _check_numbers(model: FittedModel) -> None:
     """Compare settings, sizes and numbers of a model that was read with each other."""
-    for name in ("ridge_gamma_", "ridge_reward_", "ridge_b_", "mass_penalty_"):
-        check_number(name, getattr(model, name), "a number ≥ 0")
-    sizes = model.diagnostics_["sizes"]
+    numbers = {"ridge_gamma_": model.ridges.gamma, "ridge_reward_": model.ridges.reward}
+    numbers |= {"ridge_b_": model.ridge_b, "mass_penalty_": model.mass_penalty}
+    for name, number in numbers.items():
+        check_number(name, number, "a number ≥ 0")
+    settings, sizes = model.settings, model.diagnostics["sizes"]
     state_dim, action_dim, reward_dim = (sizes[f"{name}_dim"] for name in ("state", "action", "reward"))
     for dim in (state_dim, action_dim, reward_dim):
         check_count("dimension", dim)
-    if (state_dim + action_dim, reward_dim) != (model.basis_.shape[1], model.grid_.shape[1]):
+    if (state_dim + action_dim, reward_dim) != (model.basis.shape[1], model.grid.shape[1]):
         raise ValueError(f"sizes {shown(sizes)} are not those of the arrays")
-    encoding = model.encoding_
+    encoding = model.encoding
     if encoding is not None and any(len(encoding.names(part)) != sizes[f"{part}_dim"] for part in PARTS):
         raise ValueError("the encoding is not that of the model's columns")
-    settings.check_data(state_dim, action_dim, reward_dim, max(sizes["transitions"], len(model.basis_)))
-    if model.operators_.reward.shape[1] != 2 * len(model.frequencies_):
-        raise ValueError(
-            f"{len(model.frequencies_)} frequencies for {model.operators_.reward.shape[1]} waves"
-        )
-    if (model.target_ is not None) != (settings.construction == "paired"):
+    settings.check_data(state_dim, action_dim, reward_dim, max(sizes["transitions"], len(model.basis)))
+    if model.operators.reward.shape[1] != 2 * len(model.frequencies):
+        raise ValueError(f"{len(model.frequencies)} frequencies for {model.operators.reward.shape[1]} waves")
+    if (model.target is not None) != (settings.construction == "paired"):
         raise ValueError(f"construction {settings.construction!r} contradicts the arrays")
-    if isinstance(model.operators_, ExactOperators) != (settings.operators == "exact"):
+    if isinstance(model.operators, ExactOperators) != (settings.operators == "exact"):
         raise ValueError(f"operators {settings.operators!r} contradict the arrays")
-    # One evaluation: what is finite by itself may overflow together.
-    weights = model.input_kernel_(model.basis_[:1], model.basis_) @ model.coefficients_
-    if not np.isfinite(weights @ model.return_kernel_(model.grid_, model.grid_[:1])).all():
+    # One evaluation: numbers that are finite by themselves may overflow together.
+    if not np.isfinite(model.embed(model.basis[:1], model.grid[:1])).all():
         raise ValueError("the embedding is not finite")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -14,6 +14,7 @@ from kedrl_dask.engine.storage.atomic import atomic_directory
 from kedrl_dask.estimator.fitted import persistence
 from kedrl_dask.estimator.fitted.diagnostics import versions
 from kedrl_dask.estimator.fitted.findings import Finding
+from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.laws.recovery import Recovered
 from kedrl_dask.numerics.laws.summaries import (
     CURVES,
@@ -25,9 +26,6 @@ from kedrl_dask.numerics.laws.summaries import (
     thresholds,
 )
 from kedrl_dask.utils.arrays import Array
-
-if TYPE_CHECKING:
-    from kedrl_dask.estimator.kedrl import KEDRL
 
 __all__ = ["law_dataset", "provenance", "read_zarr", "text", "verdict", "write_zarr"]
 
@@ -124,17 +122,17 @@ def _recovery(law: Recovered) -> dict[str, Any]:
     return values | {"projected": supports}
 
 
-def provenance(models: Mapping[str, KEDRL]) -> dict[str, Any]:
+def provenance(models: Mapping[str, FittedModel]) -> dict[str, Any]:
     """Where results come from, as attributes: versions, seed, data, settings, policies and diagnostics."""
     first = next(iter(models.values()))
     return {
         "versions": json.dumps(versions()),
-        "seed": first.random_state,
-        "fingerprint": first.diagnostics_["data"],
-        "settings": json.dumps(persistence.parameters(first)),
-        "policies": json.dumps({name: model.diagnostics_["policy"] for name, model in models.items()}),
+        "seed": first.settings.random_state,
+        "fingerprint": first.diagnostics["data"],
+        "settings": json.dumps(persistence.parameters(first.settings)),
+        "policies": json.dumps({name: model.diagnostics["policy"] for name, model in models.items()}),
         "diagnostics": json.dumps(
-            {name: persistence.finite(model.diagnostics_) for name, model in models.items()}, allow_nan=False
+            {name: persistence.finite(model.diagnostics) for name, model in models.items()}, allow_nan=False
         ),
     }
 

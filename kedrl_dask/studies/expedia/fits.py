@@ -69,7 +69,9 @@ def _numbers(model: KEDRL, prepared: Prepared, name: str) -> dict[str, Any]:
     weights, at_target = model.weights(state, action), model.weights(*prepared.targets[name])
     negative = np.maximum(-weights, 0).sum(axis=1) / np.abs(weights).sum(axis=1)
     mass = weights.sum(axis=1)
-    found = [replace(item, subject=name) for item in (*model_findings(model), *mass_findings(at_target))]
+    found = [
+        replace(item, subject=name) for item in (*model_findings(model.fitted_), *mass_findings(at_target))
+    ]
     facts = finite(model.diagnostics_)
     return {
         "risk": float(model.bellman_risk(state, action).mean()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import shutil
 from dataclasses import replace
 
@@ -195,18 +196,18 @@ def test_blocks__literal_double_sums(kernel, block_values, monkeypatch):
 def test_operators__of_an_exact_fit(exact, store, policy):
     """H, G, Φ, k_L at 1e-10 of the literal ones, at inputs of the data and at new ones."""
     inputs = np.vstack([store.transitions().inputs[:3], store.transitions().inputs[:3] + 0.3])
-    close_blocks(exact.operators(*split(inputs)), literal(exact, store, policy, inputs), 1e-10)
+    close_blocks(exact.operator_blocks(*split(inputs)), literal(exact, store, policy, inputs), 1e-10)
 
 
 def test_operators__either_way_after_either_fit(exact, features, store):
     inputs = split(store.transitions().inputs[:4] + 0.1)
     for name in ("H", "G", "Phi", "k_L"):
-        array = getattr(exact.operators(*inputs), name)
+        array = getattr(exact.operator_blocks(*inputs), name)
         for data in (store, store.path, str(store.path)):
-            close(getattr(features.operators(*inputs, exact=True, store=data), name), array, 1e-10)
-        in_features = getattr(features.operators(*inputs), name)
-        close(getattr(exact.operators(*inputs, exact=False), name), in_features, 1e-10)
-    assert np.abs(features.operators(*inputs).H - exact.operators(*inputs).H).max() > 1e-3
+            close(getattr(features.operator_blocks(*inputs, exact=True, store=data), name), array, 1e-10)
+        in_features = getattr(features.operator_blocks(*inputs), name)
+        close(getattr(exact.operator_blocks(*inputs, exact=False), name), in_features, 1e-10)
+    assert np.abs(features.operator_blocks(*inputs).H - exact.operator_blocks(*inputs).H).max() > 1e-3
 
 
 def test_operators__blocks_of_features_are_one_criterion_with_features(features, store):
@@ -273,14 +274,14 @@ def test_no_inputs__empty_answers(exact, features):
     none = np.zeros((0, 2)), np.zeros((0, 1))
     for model in (exact, features):
         assert model.bellman_risk(*none).shape == (0,)
-        blocks = model.operators(*none)
+        blocks = model.operator_blocks(*none)
         assert blocks.H.shape == blocks.G.shape == (0, 4, 4)
         assert blocks.Phi.shape == blocks.k_L.shape == (0, 5)
 
 
 def test_block_matrix__positive_semidefinite(exact, store):
     """[[K_Z, −H], [−Hᵀ, G]] ⪰ 0: the criterion is convex (app:population_finite_criterion)."""
-    blocks = exact.operators(*split(store.transitions().inputs))
+    blocks = exact.operator_blocks(*split(store.transitions().inputs))
     for h, g in zip(blocks.H, blocks.G, strict=True):
         block = np.block([[exact.return_space_.gram, -h], [-h.T, g]])
         assert np.linalg.eigvalsh(block).min() > -1e-12
@@ -349,38 +350,49 @@ def test_save_and_load__with_the_transitions(exact, store, tmp_path):
     assert loaded.get_params()["operators"] == "exact"
     close(loaded.bellman_risk(*inputs), exact.bellman_risk(*inputs), 1e-12)
     for way in (None, False):
-        ours, theirs = (m.operators(*inputs, exact=way) for m in (loaded, exact))
+        ours, theirs = (m.operator_blocks(*inputs, exact=way) for m in (loaded, exact))
         for name, array in vars(theirs).items():
             if array is not None:
                 close(getattr(ours, name), array, 1e-12)
 
 
-def test_parameter_and_method__share_a_name():
+def test_operators__is_a_plain_parameter():
     model = KEDRL(0.6, operators="exact")
+    assert type(model.operators) is str
+    assert model.operators == "exact"
     assert model.get_params()["operators"] == "exact"
     assert clone(model).get_params()["operators"] == "exact"
     assert "operators='exact'" in repr(model)
     assert model.set_params(operators="features") is model
     assert model.get_params()["operators"] == "features"
     assert KEDRL(0.6).get_params() == model.get_params()
-    assert callable(model.operators)
     with pytest.raises(ValueError, match="Invalid parameter 'operator'"):
         model.set_params(operator="exact")
+
+
+def test_operators__call_of_version_one_is_deprecated(exact):
+    one = np.zeros((1, 2)), np.zeros((1, 1))
+    with pytest.warns(DeprecationWarning, match="use model.operator_blocks"):
+        blocks = exact.operators(*one, exact=False)
+    np.testing.assert_array_equal(blocks.H, exact.operator_blocks(*one, exact=False).H)
+    assert exact.operators == "exact"
+    for other in (clone(exact), copy.copy(exact), pickle.loads(pickle.dumps(exact))):
+        assert type(vars(other)["operators"]) is str
 
 
 def test_operators__errors(store, policy, features, exact, tmp_path):
     one = np.zeros((1, 2)), np.zeros((1, 1))
     with pytest.raises(ValueError, match="does not keep them; give store=, or fit with operators='exact'"):
-        features.operators(*one, exact=True)
+        features.operator_blocks(*one, exact=True)
     with pytest.raises(ValueError, match="features need no transitions"):
-        features.operators(*one, store=store)
+        features.operator_blocks(*one, store=store)
     with pytest.raises(ValueError, match="the model keeps its transitions"):
-        exact.operators(*one, store=store)
+        exact.operator_blocks(*one, store=store)
     other = TransitionStore.from_arrays(tmp_path / "other", **make_episodes(4, 5, seed=1))
     with pytest.raises(ValueError, match="other does not hold the transitions that the model was fitted on"):
-        features.operators(*one, exact=True, store=other)
+        features.operator_blocks(*one, exact=True, store=other)
     with pytest.raises(ValueError, match="action has shape"):
-        exact.operators(np.zeros((1, 2)), np.zeros((1, 2)))
+        exact.operator_blocks(np.zeros((1, 2)), np.zeros((1, 2)))
     with pytest.raises(ValueError, match="operators must be 'features' or 'exact', got 'dense'"):
         KEDRL(0.6, operators="dense").fit(store, policy)
 

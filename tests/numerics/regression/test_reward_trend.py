@@ -127,7 +127,7 @@ def test_minimiser_and_risk__literal(store, policy, models, ridge):
     elsewhere = literal(model, store, policy, new, np.ones(len(new)))
     risk = [elsewhere.residual(q, model.coefficients_) for q in range(len(new))]
     close(model.bellman_risk(new[:, :2], new[:, 2:]), risk, 1e-7)
-    blocks = model.operators(new[:, :2], new[:, 2:])
+    blocks = model.operator_blocks(new[:, :2], new[:, 2:])
     close(blocks.H, elsewhere.h)
     close(blocks.G, elsewhere.g)
 
@@ -357,7 +357,7 @@ def test_save_and_load__same_answers(larger, policy, linear, tmp_path):
     loaded = KEDRL.load(tmp_path / "model")
     inputs = np.random.default_rng(0).standard_normal((5, 2)), np.zeros((5, 1))
     np.testing.assert_array_equal(loaded.bellman_risk(*inputs), linear.bellman_risk(*inputs))
-    np.testing.assert_array_equal(loaded.operators(*inputs).H, linear.operators(*inputs).H)
+    np.testing.assert_array_equal(loaded.operator_blocks(*inputs).H, linear.operator_blocks(*inputs).H)
     assert loaded.get_params() == linear.get_params()
     assert (loaded.ridge_gamma_, loaded.ridge_reward_) == (linear.ridge_gamma_, linear.ridge_reward_)
     assert linear.ridge_gamma_ != linear.ridge_reward_
@@ -445,7 +445,7 @@ def test_fit__refuses(larger, policy, settings, message):
 
 def test_operators__exact_ones_are_refused_after_the_fit(larger, linear):
     with pytest.raises(ValueError, match="fit with reward_trend='none'"):
-        linear.operators(np.zeros((1, 2)), np.zeros((1, 1)), exact=True, store=larger)
+        linear.operator_blocks(np.zeros((1, 2)), np.zeros((1, 1)), exact=True, store=larger)
 
 
 def test_profile__automatic_settings_try_a_trend():
