@@ -23,7 +23,7 @@ from kedrl_dask.estimator.bootstrap import Bootstrap, Draws
 from kedrl_dask.estimator.fit.pipeline import check_policy, workspace
 from kedrl_dask.estimator.fitted import results
 from kedrl_dask.estimator.fitted.answers import N_DRAWS, sections_at
-from kedrl_dask.estimator.fitted.findings import Finding, enforce, law_findings, mass_findings, model_findings
+from kedrl_dask.estimator.fitted.findings import EDGE, enforce, fit_evidence, law_evidence, objections
 from kedrl_dask.estimator.fitted.inputs import as_stored, checked_columns, joined_inputs
 from kedrl_dask.estimator.fitted.persistence import parameters
 from kedrl_dask.estimator.kedrl import KEDRL
@@ -41,8 +41,6 @@ from kedrl_dask.utils.progress import Reporter
 __all__ = ["compare"]
 
 
-#: Outer share of the grid's range on either side, and the mass there above which the grid may cut laws off.
-EDGE, LARGE_EDGE_MASS = 0.05, 0.1
 #: Transitions on which actions are compared.
 OVERLAP_SAMPLE = 2_000
 #: Numbers of all replicates that are in memory at once, and laws that a task recovers.
@@ -127,11 +125,14 @@ def compare(
             found = [
                 finding
                 for name in policies
-                for finding in (
-                    *model_findings(models[name].fitted_, name),
-                    *mass_findings(laws[name].coefficients, name),
-                    *law_findings(laws[name], name),
-                    *_edge_findings(edges[name], name),
+                for finding in objections(
+                    {
+                        **fit_evidence(models[name].fitted_),
+                        "mass": laws[name].coefficients.sum(axis=1),
+                        **law_evidence(laws[name]),
+                        "edge_mass": np.max(edges[name], axis=(0, 2)),
+                    },
+                    name,
                 )
             ]
         enforce(found, accept)
@@ -145,7 +146,7 @@ def compare(
         drawn = _Drawn(sections, replicates, summaries, settings, executor)
         contrasted = _contrasted(laws, drawn, interval)
         for name, missed in drawn.missed.items():
-            found += _replicate_findings(missed, n_replicates, name)
+            found += objections({"replicates": (missed, n_replicates)}, name)
         dataset = xr.merge(
             [
                 results.law_dataset(laws, levels, tail),
@@ -300,18 +301,6 @@ def _distances(laws: Mapping[str, Recovered]) -> xr.Dataset:
     return xr.Dataset({"mmd": (("pair", "input"), np.stack(pairs))} if pairs else {})
 
 
-def _replicate_findings(missed: int, n_replicates: int, name: str) -> list[Finding]:
-    if not missed:
-        return []
-    return [
-        Finding(
-            "replicates", "warn",
-            f"{missed} recoveries in {n_replicates} replicates did not converge; intervals include them",
-            "recover with a larger ridge", name,
-        )
-    ]  # fmt: skip
-
-
 def _edge_mass(law: Recovered) -> tuple[Array, Array]:
     """Mass in the outer part of the grid's range, and beyond: at its low and at its high end; (n, d) each."""
     low, high = law.grid.min(axis=0), law.grid.max(axis=0)
@@ -320,21 +309,6 @@ def _edge_mass(law: Recovered) -> tuple[Array, Array]:
     below, above = zip(*((law.cdf(a, c), 1 - law.cdf(b, c)) for c, (a, b) in enumerate(sides)), strict=True)
     # Weights sum to one up to rounding.
     return np.stack(below, axis=1), np.maximum(np.stack(above, axis=1), 0.0)
-
-
-def _edge_findings(edges: tuple[Array, Array], name: str) -> list[Finding]:
-    worst = max(side.max() for side in edges)
-    if worst <= LARGE_EDGE_MASS:
-        return []
-    n_inputs = int((np.max(edges, axis=(0, 2)) > LARGE_EDGE_MASS).sum())
-    return [
-        Finding(
-            "support", "warn",
-            f"at {n_inputs} of {len(edges[0])} inputs more than {LARGE_EDGE_MASS:.0%} of a coordinate's "
-            f"recovered mass is in the outer {EDGE:.0%} of the grid's range: up to {worst:.0%}",
-            "raise grid_expansion, or give reward_bounds or a wider grid", name,
-        )
-    ]  # fmt: skip
 
 
 def _asked(asked: Mapping[str, tuple[Any, Any]], average: bool) -> xr.Dataset:

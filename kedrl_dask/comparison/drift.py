@@ -195,5 +195,6 @@ def _new_findings(last: xr.Dataset, now: xr.Dataset, known: set[str]) -> Iterato
     before, after = (json.loads(part.attrs["findings"]) for part in (last, now))
     codes = {(found["subject"], found["code"]) for found in before}
     for found in after:
-        if (found["subject"], found["code"]) not in codes and found["subject"] in known:
+        is_new = (found["subject"], found["code"]) not in codes and found["subject"] in known
+        if is_new and found["severity"] != "note":
             yield f"{found['subject']}: {found['code']}: {found['sentence']}"

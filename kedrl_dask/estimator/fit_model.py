@@ -11,7 +11,7 @@ from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.estimator.fit.pipeline import Request, check_policy, run_fit, workspace
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fitted.diagnostics import diagnose
-from kedrl_dask.estimator.fitted.findings import warn_of_numbers, warn_of_separation
+from kedrl_dask.estimator.fitted.findings import warn_of_fit
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.run import open_run
 from kedrl_dask.numerics.solvers.base import Keeper
@@ -73,6 +73,5 @@ def _estimate(
     with reporter.stage("diagnostics"):
         diagnostics = diagnose(model, fit, request.store, request.policy)
     model = replace(model, diagnostics=diagnostics | {"seconds": dict(reporter.seconds)})
-    warn_of_separation(model)
-    warn_of_numbers(model)
+    warn_of_fit(model)
     return model

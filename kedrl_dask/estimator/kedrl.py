@@ -37,6 +37,7 @@ from kedrl_dask.estimator.fit_model import fit_model
 from kedrl_dask.estimator.fitted import persistence
 from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, fitted_embedding
 from kedrl_dask.estimator.fitted.model import FittedAttributes
+from kedrl_dask.estimator.fitted.notebook import fit_html
 from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, recorded_fit
 from kedrl_dask.numerics.kernels.spectral import Method
 from kedrl_dask.numerics.policies.families import Policy
@@ -437,7 +438,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
 
     def _repr_html_(self) -> str:
         """What the fit found; before it, scikit-learn shows the parameters."""
-        return self.fitted_.to_html() if hasattr(self, "fitted_") else super()._repr_html_()
+        return fit_html(self.fitted_) if hasattr(self, "fitted_") else super()._repr_html_()
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}

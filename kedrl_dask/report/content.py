@@ -16,7 +16,7 @@ from kedrl_dask.comparison.drift import Drift
 from kedrl_dask.engine.storage.directories import StoreError, attributes_at
 from kedrl_dask.estimator.fitted import persistence, results
 from kedrl_dask.estimator.fitted.diagnostics import versions
-from kedrl_dask.estimator.fitted.findings import Finding, Refused, model_findings
+from kedrl_dask.estimator.fitted.findings import Finding, Refused, fit_evidence, objections
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.utils.arrays import Array
 
@@ -173,7 +173,7 @@ def from_model(
     if inputs is None:
         shares = ", ".join(f"{share:.0%}" for share in SHARES)
         where += f" (points of the fit's basis at {shares} of its first principal component)"
-    dataset, findings = None, tuple(model_findings(model.fitted_))
+    dataset, findings = None, tuple(objections(fit_evidence(model.fitted_)))
     try:
         dataset = model.embedding(state, action, accept).dataset(FITTED)
     except Refused as refusal:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 from sklearn.utils.validation import check_is_fitted
 
-from kedrl_dask.estimator.fitted.findings import model_findings
+from kedrl_dask.estimator.fitted.findings import Severity, fit_evidence, judge, objections
 from kedrl_dask.estimator.fitted.persistence import finite
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.solvers import AdamW, Result, by_name
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.numerics.solvers import by_name
+from kedrl_dask.utils.arrays import Record, Vector
 
-__all__ = ["did_its_work", "errors_summary", "render", "summary"]
+__all__ = ["errors_summary", "render", "summary"]
 
-Row = tuple[str, str]
+Row = tuple[str, str | Text]
+
+STYLES: dict[Severity, str] = {"refuse": "red", "warn": "yellow", "note": "italic", "good": ""}
 
 #: What readers must not take the numbers for.
 CAUTION = (
@@ -30,13 +32,7 @@ CAUTION = (
 )
 
 
-def did_its_work(model: KEDRL) -> bool:
-    """Whether the solver converged; AdamW is asked only to use up its budget."""
-    result, solver = model.solution_.result, by_name(model.solver)
-    return result.ok or (isinstance(solver, AdamW) and result is Result.BUDGET)
-
-
-def summary(model: KEDRL) -> dict[str, Any]:
+def summary(model: KEDRL) -> Record:
     """The settings, findings and diagnostics of a fitted model, as JSON can hold them.
 
     Numbers that are not finite become None, which is what JSON has for them.
@@ -44,7 +40,7 @@ def summary(model: KEDRL) -> dict[str, Any]:
     return finite(_facts(model))
 
 
-def _facts(model: KEDRL) -> dict[str, Any]:
+def _facts(model: KEDRL) -> Record:
     check_is_fitted(model)
     settings = {
         "discount": model.discount,
@@ -56,12 +52,12 @@ def _facts(model: KEDRL) -> dict[str, Any]:
         "negative_penalty": model.negative_penalty,
         "random_state": model.random_state,
     }
-    found = [finding.to_dict() for finding in model_findings(model.fitted_)]
+    found = [finding.to_dict() for finding in objections(fit_evidence(model.fitted_))]
     converged = model.solution_.result.ok
     return {"settings": settings, "converged": converged, "findings": found, **model.diagnostics_}
 
 
-def errors_summary(errors: Mapping[str, Array]) -> dict[str, Any]:
+def errors_summary(errors: Mapping[str, Vector]) -> Record:
     """Errors by point and their means over the points, as JSON can hold them."""
     by_point = {name: np.asarray(values).tolist() for name, values in errors.items()}
     return finite({"mean": {name: float(np.mean(v)) for name, v in by_point.items()}, "by_point": by_point})
@@ -69,7 +65,7 @@ def errors_summary(errors: Mapping[str, Array]) -> dict[str, Any]:
 
 def render(
     model: KEDRL,
-    errors: Mapping[str, Array] | None = None,
+    errors: Mapping[str, Vector] | None = None,
     console: Console | None = None,
     paper_rmse: float | None = None,
 ) -> None:
@@ -92,7 +88,8 @@ def render(
         "Data and sizes": _size_rows(facts),
         "Settings": _setting_rows(model, facts),
         "Solver": _solver_rows(facts),
-        "How far to trust it": _quality_rows(facts),
+        "How far to trust it": _judged_rows(model),
+        "Errors and sums": _measured_rows(facts),
         "Seconds": ((name, f"{seconds:.1f}") for name, seconds in facts["seconds"].items()),
     }
     table = Table(title="Fit", title_justify="left", show_header=False, pad_edge=False)
@@ -104,15 +101,13 @@ def render(
             table.add_row(Padding(name, (0, 0, 0, 2)), value)
         table.add_section()
     console.print(table)
-    for finding in model_findings(model.fitted_):
-        console.print(str(finding), style="yellow", markup=False)
     console.print(CAUTION, style="italic")
     if errors is not None:
         console.print()
         console.print(_error_table(errors, model.return_kernel_, paper_rmse))
 
 
-def _size_rows(facts: dict[str, Any]) -> Iterator[Row]:
+def _size_rows(facts: Record) -> Iterator[Row]:
     sizes = facts["sizes"]
     yield (
         "transitions",
@@ -126,7 +121,7 @@ def _size_rows(facts: dict[str, Any]) -> Iterator[Row]:
     yield "conditioning points M", f"{sizes['conditioning']:,}, {facts['settings']['conditioning']}"
 
 
-def _setting_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
+def _setting_rows(model: KEDRL, facts: Record) -> Iterator[Row]:
     settings = facts["settings"]
     yield "discount γ", f"{settings['discount']:g}"
     yield "construction", f"{settings['construction']}, continuation {settings['continuation']}"
@@ -140,7 +135,7 @@ def _setting_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
     yield "negative penalty λ_neg", f"{settings['negative_penalty']:g}"
 
 
-def _trend_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
+def _trend_rows(model: KEDRL, facts: Record) -> Iterator[Row]:
     found, how = facts["reward_trend"], _how(model.reward_trend)
     if found is None:
         yield "reward trend", f"none{how}"
@@ -150,16 +145,16 @@ def _trend_rows(model: KEDRL, facts: dict[str, Any]) -> Iterator[Row]:
     yield "ridge of its residual", f"{facts['ridge_reward']:.3g}{_how(model.ridge_gamma)}"
 
 
-def _how(given: Any) -> str:
+def _how(given: object) -> str:
     return " (automatic)" if isinstance(given, str) else " (given)"
 
 
-def _kernel(kernel: dict[str, Any]) -> str:
+def _kernel(kernel: Record) -> str:
     lengths = ", ".join(f"{length:.3g}" for length in np.ravel(kernel["length_scale"]))
     return f"Matérn ν={kernel['nu']:g}, σ={kernel['sigma']:g}, ℓ={lengths}"
 
 
-def _solver_rows(facts: dict[str, Any]) -> Iterator[Row]:
+def _solver_rows(facts: Record) -> Iterator[Row]:
     solver = facts["solver"]
     colour = "green" if facts["converged"] else "yellow"
     yield "result", f"[{colour}]{solver['result']}[/{colour}]: {solver['meaning']}"
@@ -169,21 +164,22 @@ def _solver_rows(facts: dict[str, Any]) -> Iterator[Row]:
     yield "certificate", f"{solver['certificate']:.3g}, relative norm of the gradient"
 
 
-def _quality_rows(facts: dict[str, Any]) -> Iterator[Row]:
+def _judged_rows(model: KEDRL) -> Iterator[Row]:
+    for found in judge(fit_evidence(model.fitted_)):
+        yield found.code, Text(found.text, STYLES[found.severity])
+
+
+def _measured_rows(facts: Record) -> Iterator[Row]:
     grid, held_out, ratio = facts["grid"], facts["held_out"], facts["ratio"]
     yield (
         "grid, projection residual",
         f"median {grid['median']:.3f}, 90 % {grid['p90']:.3f}, 99 % {grid['p99']:.3f}; 0 is best, 1 worst",
     )
-    yield "grid, inside its hull", f"{grid['inside']:.1%} of the shifted points r + γz"
     yield "Nyström residual", f"{facts['nystrom_residual']:.3g} of the input kernel's trace"
     yield "feature error", f"{facts['feature_error']:.3g} σ², against the exact return kernel"
-    yield "separation", _separation(facts["separation"], facts["settings"]["construction"])
-    yield "mass of Γ", f"{_spread(facts['gamma_mass'])}; 1 is right"
+    yield "mass of Γ", f"{_spread(facts['gamma_mass'])}; 1 is ideal"
     if ratio is not None:
-        yield "ratio, effective sample", f"{ratio['effective_sample_size']:.1%} of the transitions"
         yield "ratio", f"{_spread(ratio)}; λ {ratio['ridge']:.3g}, {ratio['centers']:,} centres"
-    yield "coefficient mass", f"{_spread(held_out['coefficient_mass'])}; 1 is right"
     yield "negative mass", _spread(held_out["negative_mass"])
     yield (
         "Bellman risk, held out",
@@ -191,22 +187,11 @@ def _quality_rows(facts: dict[str, Any]) -> Iterator[Row]:
     )
 
 
-def _separation(found: dict[str, Any], construction: str) -> str:
-    """Which construction the data ask for, and what it is told from."""
-    text = f"targets differ by {found['difference']:.2g} beside a residual of {found['residual']:.2g}"
-    if found["p_value"] is None:
-        return f"{text}; too few episodes to tell from noise"
-    text += f", p = {found['p_value']:.3f}"
-    if found["recommends"] == "paired" and construction == "separated":
-        return f"[yellow]{text}: the data ask for construction='paired'[/yellow]"
-    return f"{text}: the data ask for no more than {found['recommends']!r}"
-
-
-def _spread(values: dict[str, Any]) -> str:
+def _spread(values: Record) -> str:
     return f"mean {values['mean']:.3f}, from {values['min']:z.3f} to {values['max']:.3f}"
 
 
-def _error_table(errors: Mapping[str, Array], kernel: Matern, paper_rmse: float | None) -> Table:
+def _error_table(errors: Mapping[str, Vector], kernel: Matern, paper_rmse: float | None) -> Table:
     """Errors over the evaluation grid of each point, and their means."""
     table = Table(
         title="Error of the embedding against the closed-form truth",

@@ -42,10 +42,9 @@ from kedrl_dask.engine.storage.directories import digest
 from kedrl_dask.engine.storage.lock import locked
 from kedrl_dask.engine.storage.manifest import read_record, write_record
 from kedrl_dask.estimator.fitted import results
-from kedrl_dask.estimator.fitted.findings import Refused
+from kedrl_dask.estimator.fitted.findings import Refused, did_its_work
 from kedrl_dask.estimator.fitted.persistence import finite, parameters
 from kedrl_dask.estimator.run import check_input
-from kedrl_dask.report import terminal
 from kedrl_dask.report.content import from_results
 from kedrl_dask.service.schedule import Schedule
 from kedrl_dask.utils.progress import Reporter
@@ -290,7 +289,7 @@ def _described(todo: Due, found: Comparison, drift: Drift, name: str) -> dict[st
             "reasons": list(todo.reasons),
             "incremental": todo.is_incremental,
             "facts": todo.facts,
-            "converged": {policy: terminal.did_its_work(model) for policy, model in found.models.items()},
+            "converged": {policy: did_its_work(model.fitted_) for policy, model in found.models.items()},
             "findings": [str(finding) for finding in found.findings],
             "accepted": list(found.accepted),
             "answers": shown[columns].to_dict("records"),

@@ -22,6 +22,7 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.atomic import cleaned_up, remove
 from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.engine.storage.untrusted import check_parent
+from kedrl_dask.estimator.fitted.findings import did_its_work
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.report import terminal
@@ -62,7 +63,7 @@ class Outcome(NamedTuple):
     @property
     def did_its_work(self) -> bool:
         """Whether the solver did what it was asked for."""
-        return terminal.did_its_work(self.model)
+        return did_its_work(self.model.fitted_)
 
 
 def run(

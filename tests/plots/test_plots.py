@@ -354,7 +354,7 @@ def test_render__ratio_rows(model, tmp_path):
     model = KEDRL.load(tmp_path / "model")
     ratio = {"effective_sample_size": 0.94, "mean": 1.0, "min": 0.5, "max": 5.0, "ridge": 1e-3, "centers": 7}
     model.diagnostics_["ratio"] = ratio
-    console = Console(file=StringIO(), width=100)
+    console = Console(file=StringIO(), width=200)
     terminal.render(model, {"rmse": np.array([0.1, 0.3])}, console)
     text = console.file.getvalue()
     assert "94.0% of the transitions" in text

@@ -372,7 +372,7 @@ def test_drift__shifts_in_deviations_of_the_last_law():
         )
 
     last = dataset([[0.0, 1.0], [2.0, 3.0]], [[1.0, 1.0], [2.0, 0.5]])
-    finding = {"subject": "p", "code": "mass", "sentence": "they sum to 2"}
+    finding = {"subject": "p", "code": "mass", "severity": "refuse", "sentence": "they sum to 2"}
     now = dataset([[0.1, 1.0], [2.0, 3.2]], [[1.0, 1.0], [2.0, 0.5]], [finding])
     data = (
         {"rows": 100, "episodes": 10, "columns": {"reward": {"mean": [1.0], "std": [2.0]}}},

@@ -38,7 +38,7 @@ first four of these and six draws of its target policy in the region of the logg
 def _run(options: argparse.Namespace) -> int:
     outcome = demo.run(**given(options))
     show(options, outcome.summary, partial(_render, outcome, options))
-    is_done = terminal.did_its_work(outcome.model)
+    is_done = outcome.did_its_work
     return failures([] if is_done else [f"the fit did not converge: {outcome.model.solution_.result.value}"])
 
 

@@ -14,6 +14,7 @@ from kedrl_dask.cli.parameters import PARAMETERS, SETTINGS, given_parameters
 from kedrl_dask.engine.clusters.descriptions import chosen_cluster
 from kedrl_dask.engine.clusters.opening import open_cluster
 from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.estimator.fitted.findings import did_its_work
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, is_finished, read_run, recorded_fit
 from kedrl_dask.report import terminal
@@ -55,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
         console.print(f"\nThe model is in {run / 'model'}.", markup=False)
 
     show(options, summary, render)
-    is_done = terminal.did_its_work(model)
+    is_done = did_its_work(model.fitted_)
     return failures([] if is_done else [f"the fit did not converge: {model.solution_.result.value}"])
 
 

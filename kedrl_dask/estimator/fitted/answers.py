@@ -16,10 +16,10 @@ from kedrl_dask.estimator.fitted.findings import (
     CODES,
     Finding,
     enforce,
-    law_findings,
-    mass_findings,
-    model_findings,
-    recovery_findings,
+    fit_evidence,
+    law_evidence,
+    objections,
+    recovery_evidence,
 )
 from kedrl_dask.estimator.fitted.inputs import as_stored, checked_columns
 from kedrl_dask.estimator.fitted.model import FittedModel
@@ -54,7 +54,7 @@ class FittedLaw(Recovered):
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """Everything that speaks against the laws, in words; recovers :attr:`sensitivity`."""
-        return (*self.fit_findings, *law_findings(self))
+        return (*self.fit_findings, *objections(law_evidence(self)))
 
     def __repr__(self) -> str:
         """The laws in a line, and every finding below it."""
@@ -83,7 +83,7 @@ class FittedEmbedding(Embedding):
     def recover(self, **settings: Any) -> FittedLaw:
         """Laws near the embeddings; refused where the recovery did not converge, unless accepted."""
         law = super().recover(**settings)
-        enforce(recovery_findings(law), self.accepted)
+        enforce(objections(recovery_evidence(law)), self.accepted)
         values = {part.name: getattr(law, part.name) for part in fields(law)}
         return FittedLaw(**values, fit_findings=self.findings, accepted=self.accepted)
 
@@ -113,7 +113,8 @@ def fitted_embedding(
     coefficients = coefficients_at(model, state, action)
     # A bootstrap judges the fit, not each replicate: one bad replicate must not lose the others.
     accepted = tuple(CODES) if model.is_replicate else accept
-    found = enforce([*model_findings(model), *mass_findings(coefficients)], accepted)
+    evidence = {**fit_evidence(model), "mass": coefficients.sum(axis=1)}
+    found = enforce(objections(evidence), accepted)
     return FittedEmbedding(coefficients, model.grid, model.return_kernel, found, tuple(accepted), model)
 
 

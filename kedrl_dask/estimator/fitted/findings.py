@@ -1,10 +1,16 @@
-"""What speaks against an answer, in words, and the refusal to give it as if nothing did."""
+"""What diagnostics say about an answer: one table of rules, and the refusal of answers that would mislead.
+
+Each rule returns a :class:`Verdict` on the evidence that its parameters name. Warnings at the end of a fit,
+refusals, the report page, the terminal and notebooks are views of these verdicts, so a new finding is one
+more function below with the decorator :func:`_rule`. A rule whose evidence is missing is not applied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from inspect import signature
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,67 +18,91 @@ from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.criterion.separation_test import SeparationWarning
 from kedrl_dask.numerics.laws.recovery import LARGE_RESIDUAL, Recovered
 from kedrl_dask.numerics.solvers import AdamW, Result, by_name
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Mask, Record, Vector
 from kedrl_dask.utils.checks import is_word, shown
 from kedrl_dask.utils.exceptions import NumericalWarning, warn
 
 __all__ = [
     "CODES",
+    "EDGE",
+    "Evidence",
     "Finding",
     "Refused",
+    "did_its_work",
     "enforce",
-    "law_findings",
-    "mass_findings",
-    "model_findings",
-    "recovery_findings",
-    "warn_of_numbers",
-    "warn_of_separation",
+    "fit_evidence",
+    "judge",
+    "law_evidence",
+    "objections",
+    "recovery_evidence",
+    "warn_of_fit",
 ]
 
 
-#: Effective sample size of η̂, as a share of the transitions, below which few transitions decide.
+#: Effective sample size of η̂, as a share of the transitions, below which a few transitions dominate.
 SMALL_ESS = 0.1
 #: Share of points r + γz outside the grid's hull that is worth a warning, and that is too large. In the
 #: simulation study 100 automatic atoms leave 6 to 9 % outside, 40 atoms 15 to 23 %, and 100 atoms at one-step
 #: rewards instead of returns 14 to 16 % with γ = 0.7 and 30 % with γ = 0.9.
 LARGE_OUTSIDE, TOO_LARGE_OUTSIDE = 0.15, 0.25
-#: Projection residual of nine in ten of them that is too large; it is 0.2 with 40 automatic atoms.
+#: 90 % quantile of the projection residual that is too large; it is 0.2 with 40 automatic atoms.
 LARGE_PROJECTION = 0.3
 #: How far the sum of coefficients may be from one.
 LARGE_MASS_ERROR = 0.1
-#: Share of the discounted weight beyond the ends of episodes that makes returns a guess.
-LARGE_MISSING = 0.9
 #: How far the mean sum of coefficients at held-out inputs may be from one before a fit warns of it.
 LOST_MASS = 0.5
+#: Share of the discounted weight beyond the ends of episodes that makes returns a guess.
+LARGE_MISSING = 0.9
+#: Outer share of the grid's range on either side, and the mass there above which the grid may cut laws off.
+EDGE, LARGE_EDGE_MASS = 0.05, 0.1
 
-#: What each code is about.
-CODES = {
-    "ess": "effective sample size of the density ratio",
-    "coverage": "coverage of the Bellman image by the return grid",
-    "mass": "sum of the coefficients at the inputs asked for",
-    "solver": "convergence of the fit",
-    "separation": "correlation of reward and continuation",
-    "recovery": "convergence of the recovery",
-    "held_out_mass": "sum of the coefficients at held-out inputs",
-    "residual": "distance of the recovered law from the embedding",
-    "sensitivity": "dependence of the recovered law on ridge and bandwidth",
-    "support": "recovered mass at the edge of the grid",
-    "replicates": "convergence of the recovery in bootstrap replicates",
-}
+Severity = Literal["refuse", "warn", "note", "good"]
+Function = TypeVar("Function", bound=Callable[..., "Verdict"])
+
+
+#: What rules look at, by name: the diagnostics of a fit and its ``settings``; at the n inputs asked for, sums
+#: of coefficients (``mass``), and ``converged``, ``gap``, ``relative_residual``, ``sensitive`` and largest
+#: ``edge_mass`` of recovered laws; and of ``replicates``, (recoveries that failed, replicates).
+Evidence = Record
+
+
+class Verdict(NamedTuple):
+    """How severe a finding is, the words for it, and the warning that a fit gives, if any."""
+
+    severity: Severity
+    sentence: str
+    warning: type[Warning] | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of the table: what it is about, what to do if it objects, and the function that judges."""
+
+    about: str
+    remedy: str
+    function: Callable[..., Verdict]
+
+    def judge(self, evidence: Evidence) -> Verdict | None:
+        """The verdict, or None if some of the evidence is missing."""
+        needs = signature(self.function).parameters
+        if not needs.keys() <= evidence.keys():
+            return None
+        return self.function(**{name: evidence[name] for name in needs})
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that speaks against an answer.
+    """What a rule found.
 
     Attributes
     ----------
     code : str
         A key of :data:`CODES`.
-    severity : {"refuse", "warn"}
-        Whether answers are refused unless the code is accepted, or only carry the finding.
+    severity : {"refuse", "warn", "note", "good"}
+        Answers are refused unless the code is accepted; carry a warning; carry a note on what could not be
+        judged; or nothing is wrong.
     sentence : str
-        What was found, with its figure and what it should be.
+        What was found, with the figure and its limit.
     remedy : str
         What to do about it.
     subject : str
@@ -80,14 +110,19 @@ class Finding:
     """
 
     code: str
-    severity: Literal["refuse", "warn"]
+    severity: Severity
     sentence: str
     remedy: str
     subject: str = ""
 
+    @property
+    def text(self) -> str:
+        """The sentence, and the remedy if there is something to remedy."""
+        return self.sentence if self.severity == "good" else f"{self.sentence}; {self.remedy}"
+
     def __str__(self) -> str:
         """One line."""
-        return f"{self.subject and self.subject + ': '}{self.code}: {self.sentence}; {self.remedy}"
+        return f"{self.subject and self.subject + ': '}{self.code}: {self.text}"
 
     def to_dict(self) -> dict[str, str]:
         """Plain strings, for JSON."""
@@ -95,30 +130,36 @@ class Finding:
 
 
 class Refused(ValueError):
-    """An answer would mislead.
+    """An answer was refused because it would mislead.
 
     Attributes
     ----------
     findings : tuple of Finding
-        Those that it was refused for.
+        The reasons.
+
+    Examples
+    --------
+    >>> refusal = Refused([Finding("solver", "refuse", "the fit is not the minimiser", "use solver='pcg'")])
+    >>> print(refusal)
+    refused, because it would mislead:
+    - solver: the fit is not the minimiser; use solver='pcg'
+    To get it anyway: accept=('solver',)
     """
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = tuple(findings)
         codes = tuple(dict.fromkeys(finding.code for finding in findings))
         lines = "".join(f"\n- {finding}" for finding in findings)
-        super().__init__(
-            f"refused, because it would mislead:{lines}\nTo have it all the same: accept={codes}"
-        )
+        super().__init__(f"refused, because it would mislead:{lines}\nTo get it anyway: accept={codes}")
 
 
 def enforce(findings: Iterable[Finding], accept: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """The findings, if none of severity "refuse" is left that was not accepted by its code.
+    """Return the findings, unless one of severity "refuse" is not accepted.
 
     Raises
     ------
     Refused
-        With all of those that are left.
+        With all findings that would have to be accepted.
     """
     is_sequence = isinstance(accept, Iterable) and not isinstance(accept, str)
     if not is_sequence or not all(is_word(code, *CODES) for code in accept):
@@ -130,174 +171,265 @@ def enforce(findings: Iterable[Finding], accept: Sequence[str] = ()) -> tuple[Fi
     return found
 
 
-def model_findings(model: FittedModel, subject: str = "") -> list[Finding]:
-    """What the diagnostics of a fit say against it, whatever the input."""
-    facts, found = model.diagnostics, []
-    ratio, grid, solver = facts["ratio"], facts["grid"], facts["solver"]
-    if ratio is not None and not (ess := ratio["effective_sample_size"]) >= SMALL_ESS:
-        found.append(
-            Finding(
-                "ess", "refuse",
-                f"the effective sample size of the density ratio is {ess:.1%} of the transitions, below "
-                f"{SMALL_ESS:.0%}: few of them decide",
-                "use continuation='sampled', or ULSIF(clip=...)", subject,
-            )
-        )  # fmt: skip
+def judge(evidence: Evidence, subject: str = "") -> list[Finding]:
+    """Apply every rule for which there is evidence."""
+    return [
+        Finding(code, verdict.severity, verdict.sentence, rule.remedy, subject)
+        for code, rule in RULES.items()
+        if (verdict := rule.judge(evidence)) is not None
+    ]
+
+
+def objections(evidence: Evidence, subject: str = "") -> list[Finding]:
+    """What speaks against an answer: all findings that are not good."""
+    return [finding for finding in judge(evidence, subject) if finding.severity != "good"]
+
+
+def warn_of_fit(model: FittedModel) -> None:
+    """Warn at the end of a fit, because weights and embeddings are not refused later."""
+    evidence = fit_evidence(model)
+    for rule in RULES.values():
+        verdict = rule.judge(evidence)
+        if verdict is not None and verdict.warning is not None:
+            warn(f"{verdict.sentence}; {rule.remedy}", verdict.warning)
+
+
+def did_its_work(model: FittedModel) -> bool:
+    """Whether the solver did what it was asked: to converge or, for AdamW, to use up its budget."""
+    evidence = fit_evidence(model)
+    return _solver(evidence["solver"], evidence["settings"]).warning is None
+
+
+def fit_evidence(model: FittedModel) -> Evidence:
+    """What is known of a fit, whatever the input."""
+    return {**model.diagnostics, "settings": vars(model.settings)}
+
+
+def recovery_evidence(law: Recovered) -> Evidence:
+    """Whether recovered laws are the nearest ones to their embeddings."""
+    return {"converged": law.converged, "gap": law.gap}
+
+
+def law_evidence(law: Recovered) -> Evidence:
+    """Everything about recovered laws; this recovers ``law.sensitivity``."""
+    return {
+        **recovery_evidence(law),
+        "relative_residual": law.relative_residual,
+        "sensitive": law.flags["sensitive"],
+    }
+
+
+#: The table, by code.
+RULES: dict[str, Rule] = {}
+
+
+def _rule(code: str, about: str, remedy: str) -> Callable[[Function], Function]:
+    """Enter a function into the table."""
+
+    def enter(function: Function) -> Function:
+        RULES[code] = Rule(about, remedy, function)
+        return function
+
+    return enter
+
+
+def _number(value: float | None) -> str:
+    """A figure; JSON has None for those that are not finite."""
+    return "unknown" if value is None else f"{value:.2g}"
+
+
+@_rule(
+    "ess",
+    "effective sample size of the density ratio",
+    "use continuation='sampled', or ULSIF(clip=...)",
+)
+def _ess(ratio: Record | None) -> Verdict:
+    if ratio is None:
+        return Verdict("good", "no density ratio was needed: actions were drawn from the policy")
+    ess = ratio["effective_sample_size"]
+    sentence = f"the effective sample size of the density ratio is {ess:.1%} of the transitions"
+    if ess >= SMALL_ESS:
+        return Verdict("good", sentence)
+    sentence += f", below {SMALL_ESS:.0%}, with ratios up to {ratio['max']:.3g}: a few transitions dominate"
+    return Verdict("refuse", sentence, NumericalWarning)
+
+
+@_rule(
+    "coverage",
+    "coverage of the Bellman image by the return grid",
+    "raise n_atoms or grid_expansion, or give reward_bounds or a grid",
+)
+def _coverage(grid: Record) -> Verdict:
     outside, p90 = 1 - grid["inside"], grid["p90"]
     is_covered = outside <= TOO_LARGE_OUTSIDE and p90 <= LARGE_PROJECTION
-    if not is_covered or outside > LARGE_OUTSIDE:
-        found.append(
-            Finding(
-                "coverage", "warn" if is_covered else "refuse",
-                f"the return grid covers the Bellman image poorly: {outside:.1%} of the points r + γz are "
-                f"outside its hull (at most {TOO_LARGE_OUTSIDE:.0%}), and one in ten has a projection "
-                f"residual above {p90:.2f} (at most {LARGE_PROJECTION})",
-                "raise n_atoms or grid_expansion, or give reward_bounds or a grid", subject,
-            )
-        )  # fmt: skip
-    if not model.solution.result.ok:
-        found.append(
-            Finding(
-                "solver", "refuse",
-                f"the fit is not the minimiser: {solver['meaning']} (relative gradient "
-                f"{solver['certificate']:.1e})",
-                "fit with solver='pcg', or with more iterations", subject,
-            )
-        )  # fmt: skip
-    if _asks_for_pairs(model):
-        separation = facts["separation"]
-        found.append(
-            Finding(
-                "separation", "refuse",
-                "reward and continuation are correlated given the input, so that the separated construction "
-                f"is biased: targets differ by {separation['difference']:.2g} beside a residual of "
-                f"{separation['residual']:.2g}",
-                "fit with construction='paired'", subject,
-            )
-        )  # fmt: skip
-    mass = facts["held_out"]["coefficient_mass"]
-    worst = max(abs(mass["min"] - 1), abs(mass["max"] - 1))
-    if not worst <= LARGE_MASS_ERROR:
-        found.append(
-            Finding(
-                "held_out_mass", "warn",
-                f"among {facts['held_out']['inputs']:,} held-out inputs coefficients sum to "
-                f"{mass['min']:.2f} to {mass['max']:.2f}, 1 is right",
-                "do not ask at inputs like the worst of them, or raise n_basis and n_landmarks", subject,
-            )
-        )  # fmt: skip
-    return found
-
-
-def _asks_for_pairs(model: FittedModel) -> bool:
-    """Whether a separated fit contradicts the data."""
-    return (
-        model.settings.construction == "separated"
-        and model.diagnostics["separation"]["recommends"] == "paired"
+    figures = (
+        f"{outside:.1%} of the points r + γz are outside its hull (at most {TOO_LARGE_OUTSIDE:.0%}), and one "
+        f"in ten has a projection residual above {p90:.2f} (at most {LARGE_PROJECTION})"
     )
+    if is_covered and outside <= LARGE_OUTSIDE:
+        return Verdict("good", f"the return grid covers the Bellman image: {figures}")
+    severity: Severity = "warn" if is_covered else "refuse"
+    return Verdict(severity, f"the return grid covers the Bellman image poorly: {figures}")
 
 
-def warn_of_separation(model: FittedModel) -> None:
-    """At the end of a fit, in the name of its caller: weights and embeddings are not refused later."""
-    if _asks_for_pairs(model):
-        warn(
-            "reward and continuation are correlated given the input, so the separated construction is "
-            "biased; use construction='paired' (figures in diagnostics_['separation'])",
-            SeparationWarning,
-        )
-
-
-def warn_of_numbers(model: FittedModel) -> None:
-    """At the end of a fit, in the name of its caller: of a solver that failed, and of exploding ratios."""
-    result = model.solution.result
-    is_budget_all = result is Result.BUDGET and isinstance(by_name(model.settings.solver), AdamW)
-    if not (result.ok or is_budget_all):
-        warn(
-            f"the fit is not the minimiser: {result.value} (relative gradient "
-            f"{model.solution.certificate:.1e})",
-            NumericalWarning,
-        )
-    sizes, ratio = model.diagnostics["sizes"], model.diagnostics["ratio"]
-    missing = (1 - sizes["terminal"] / sizes["episodes"]) * model.settings.discount ** (
-        sizes["transitions"] / sizes["episodes"]
-    )
-    if missing > LARGE_MISSING and model.settings.grid is None and model.settings.reward_bounds is None:
-        warn(
-            f"episodes show about {1 - missing:.1%} of the weight that discount={model.settings.discount} "
-            "gives to rewards; the return grid is made of returns whose rest is the mean reward: give "
-            "reward_bounds or a grid, longer episodes or a smaller discount",
-            NumericalWarning,
-        )
-    mass = model.diagnostics["held_out"]["coefficient_mass"]["mean"]
-    if model.mass_penalty > 0 and not abs(mass - 1) <= LOST_MASS:
-        warn(
-            f"coefficients sum to {mass:.2g} on average at held-out inputs, 1 is right: the input kernel "
-            "does not reach from the basis to successors under the policy; take a longer length scale, "
-            "more basis points, or look at the policy's actions",
-            NumericalWarning,
-        )
-    if ratio is not None and not ratio["effective_sample_size"] >= SMALL_ESS:
-        warn(
-            f"the effective sample size of the density ratio is {ratio['effective_sample_size']:.1%} of the "
-            f"transitions, with ratios up to {ratio['max']:.3g}: few of them decide; use "
-            "continuation='sampled', or ULSIF(clip=...)",
-            NumericalWarning,
-        )
-
-
-def mass_findings(coefficients: Array, subject: str = "") -> list[Finding]:
-    """Whether coefficients sum to one at the inputs that are asked for, as those of a law would."""
-    mass = coefficients.sum(axis=1)
+@_rule(
+    "mass",
+    "sum of the coefficients at the inputs asked for",
+    "ask at inputs near the data, or raise n_basis, n_landmarks or mass_penalty",
+)
+def _mass(mass: Vector) -> Verdict:
     off = np.abs(mass - 1)
     bad = np.flatnonzero(~(off <= LARGE_MASS_ERROR))
     if not bad.size:
-        return []
+        return Verdict("good", f"coefficients sum to {mass.min():.2f} to {mass.max():.2f}; 1 is ideal")
     worst = bad[off[bad].argmax()]
-    return [
-        Finding(
-            "mass", "refuse",
-            f"at {bad.size} of {len(mass)} inputs the coefficients' sum is off one by more than "
-            f"{LARGE_MASS_ERROR}; at input {worst} it is {mass[worst]:.3f}",
-            "ask at inputs where data are, or raise n_basis, n_landmarks or mass_penalty", subject,
+    return Verdict(
+        "refuse",
+        f"at {bad.size} of {len(mass)} inputs the sum of the coefficients differs from one by more than "
+        f"{LARGE_MASS_ERROR}; at input {worst} it is {mass[worst]:.3f}",
+    )
+
+
+@_rule("solver", "convergence of the fit", "fit with solver='pcg', or with more iterations")
+def _solver(solver: Record, settings: Record) -> Verdict:
+    result = Result[solver["result"].upper()]
+    figures = (
+        f"(relative gradient {_number(solver['certificate'])} after {solver['iterations']:,} iterations)"
+    )
+    if result.ok:
+        return Verdict("good", f"{result.value} {figures}")
+    # AdamW is only asked to use up its budget.
+    is_asked = result is Result.BUDGET and isinstance(by_name(settings["solver"]), AdamW)
+    sentence = f"the fit is not the minimiser: {result.value} {figures}"
+    return Verdict("refuse", sentence, None if is_asked else NumericalWarning)
+
+
+@_rule("separation", "correlation of reward and continuation", "fit with construction='paired'")
+def _separation(separation: Record, settings: Record) -> Verdict:
+    difference, residual = _number(separation["difference"]), _number(separation["residual"])
+    figures = f"targets differ by {difference} beside a residual of {residual}"
+    if settings["construction"] == "paired":
+        return Verdict("good", f"the paired construction allows for any correlation; {figures}")
+    if separation["recommends"] == "paired":
+        return Verdict(
+            "refuse",
+            "reward and continuation are correlated given the input, so the separated construction is "
+            f"biased: {figures}",
+            SeparationWarning,
         )
-    ]  # fmt: skip
+    p_value = separation["p_value"]
+    if p_value is None:
+        return Verdict("note", f"there are too few episodes to tell a correlation from noise: {figures}")
+    return Verdict("good", f"the separated construction is adequate: {figures}, p = {p_value:.3f}")
 
 
-def recovery_findings(law: Recovered, subject: str = "") -> list[Finding]:
-    """Whether recovered laws are the nearest ones."""
-    bad = ~law.converged
+@_rule(
+    "recovery",
+    "convergence of the recovery",
+    "recover with solver='interior-point' and a larger ridge",
+)
+def _recovery(converged: Mask, gap: Vector) -> Verdict:
+    if converged.all():
+        return Verdict("good", f"every recovered law is the nearest one: gap at most {gap.max():.0e}")
+    n_bad, n = (~converged).sum(), len(converged)
+    return Verdict(
+        "refuse", f"at {n_bad} of {n} inputs the recovery did not converge: gap up to {gap.max():.1e}"
+    )
+
+
+@_rule(
+    "held_out_mass",
+    "sum of the coefficients at held-out inputs",
+    "raise n_basis and n_landmarks, lengthen the input kernel, check the policy's actions, or avoid inputs "
+    "like the worst of these",
+)
+def _held_out_mass(held_out: Record, settings: Record) -> Verdict:
+    low, mean, high = (held_out["coefficient_mass"][name] for name in ("min", "mean", "max"))
+    sentence = (
+        f"coefficients sum to {low:.2f} to {high:.2f} at {held_out['inputs']:,} held-out inputs, {mean:.2f} "
+        "on average; 1 is ideal"
+    )
+    if max(abs(low - 1), abs(high - 1)) <= LARGE_MASS_ERROR:
+        return Verdict("good", sentence)
+    is_lost = settings["mass_penalty"] != 0 and not abs(mean - 1) <= LOST_MASS
+    return Verdict("warn", sentence, NumericalWarning if is_lost else None)
+
+
+@_rule(
+    "truncation",
+    "weight of the rewards beyond the ends of episodes",
+    "give reward_bounds or a grid, longer episodes or a smaller discount",
+)
+def _truncation(sizes: Record, settings: Record) -> Verdict:
+    if settings["grid"] is not None or settings["reward_bounds"] is not None:
+        return Verdict("good", "the return grid does not depend on where episodes end")
+    n_episodes, discount = sizes["episodes"], settings["discount"]
+    missing = (1 - sizes["terminal"] / n_episodes) * discount ** (sizes["transitions"] / n_episodes)
+    sentence = (
+        f"episodes show about {1 - missing:.1%} of the weight that discount={discount} gives to rewards"
+    )
+    if missing <= LARGE_MISSING:
+        return Verdict("good", sentence)
+    sentence += "; the return grid is made of returns completed with the mean reward"
+    return Verdict("warn", sentence, NumericalWarning)
+
+
+@_rule(
+    "residual",
+    "distance of the recovered law from the embedding",
+    "compare law.sensitivity, lower ridge or bandwidth, or fit more accurately",
+)
+def _residual(relative_residual: Vector) -> Verdict:
+    bad, largest = relative_residual > LARGE_RESIDUAL, relative_residual.max()
     if not bad.any():
-        return []
-    return [
-        Finding(
-            "recovery", "refuse",
-            f"at {bad.sum()} of {len(bad)} inputs the recovery did not converge: gap up to "
-            f"{law.gap.max():.1e}",
-            "recover with solver='interior-point' and a larger ridge", subject,
-        )
-    ]  # fmt: skip
+        return Verdict("good", f"recovered laws are at most {largest:.1%} of their norm from the embedding")
+    return Verdict(
+        "warn",
+        f"at {bad.sum()} of {len(bad)} inputs the recovered law is farther than {LARGE_RESIDUAL:.0%} of its "
+        f"norm from the embedding: up to {largest:.0%}",
+    )
 
 
-def law_findings(law: Recovered, subject: str = "") -> list[Finding]:
-    """What the flags of recovered laws say."""
-    flags, n = law.flags, len(law.weights)
-    found = recovery_findings(law, subject)
-    if (bad := flags["residual"]).any():
-        found.append(
-            Finding(
-                "residual", "warn",
-                f"at {bad.sum()} of {n} inputs the recovered law is farther than {LARGE_RESIDUAL:.0%} of its "
-                f"norm from the embedding: up to {law.relative_residual.max():.0%}",
-                "compare law.sensitivity, lower ridge or bandwidth, or fit more accurately", subject,
-            )
-        )  # fmt: skip
-    if (bad := flags["sensitive"]).any():
-        found.append(
-            Finding(
-                "sensitivity", "warn",
-                f"at {bad.sum()} of {n} inputs means or quantiles move by more than a tenth of a standard "
-                "deviation with ten times the ridge and half the bandwidth",
-                "give summaries of law.sensitivity beside it", subject,
-            )
-        )  # fmt: skip
-    return found
+@_rule(
+    "sensitivity",
+    "dependence of the recovered law on ridge and bandwidth",
+    "report summaries of law.sensitivity as well",
+)
+def _sensitivity(sensitive: Mask) -> Verdict:
+    moved = "a tenth of a standard deviation with ten times the ridge and half the bandwidth"
+    if not sensitive.any():
+        return Verdict("good", f"no mean or quantile moves by {moved}")
+    n_bad, n = sensitive.sum(), len(sensitive)
+    return Verdict("warn", f"at {n_bad} of {n} inputs means or quantiles move by more than {moved}")
+
+
+@_rule(
+    "support",
+    "recovered mass at the edge of the grid",
+    "raise grid_expansion, or give reward_bounds or a wider grid",
+)
+def _support(edge_mass: Vector) -> Verdict:
+    bad, where = edge_mass > LARGE_EDGE_MASS, f"in the outer {EDGE:.0%} of the grid's range"
+    if not bad.any():
+        return Verdict("good", f"at most {edge_mass.max():.0%} of a law's mass is {where}")
+    return Verdict(
+        "warn",
+        f"at {bad.sum()} of {len(bad)} inputs more than {LARGE_EDGE_MASS:.0%} of a coordinate's recovered "
+        f"mass is {where}: up to {edge_mass.max():.0%}",
+    )
+
+
+@_rule(
+    "replicates",
+    "convergence of the recovery in bootstrap replicates",
+    "recover with a larger ridge",
+)
+def _replicates(replicates: tuple[int, int]) -> Verdict:
+    missed, n = replicates
+    if not missed:
+        return Verdict("good", f"every recovery in {n:,} replicates converged")
+    return Verdict("warn", f"{missed} recoveries in {n} replicates did not converge; intervals include them")
+
+
+#: What each code is about.
+CODES = {code: rule.about for code, rule in RULES.items()}

@@ -39,7 +39,6 @@ from kedrl_dask.utils.arrays import (
     Vector,
     Weights,
 )
-from kedrl_dask.utils.html import html_table
 
 __all__ = ["FittedAttributes", "FittedModel"]
 
@@ -163,23 +162,6 @@ class FittedModel:
             )
         fixed = self.grid, self.return_kernel, self.settings.discount, self.ridges.gamma
         return exact_operators(fitted, store, *fixed)
-
-    def to_html(self) -> str:
-        """What the fit found, as a table for a notebook."""
-        facts = self.diagnostics
-        sizes, solver, held_out = facts["sizes"], facts["solver"], facts["held_out"]
-        mass = held_out["coefficient_mass"]
-        rows = [
-            ("policy", facts["policy"]),
-            ("transitions", f"{sizes['transitions']:,} in {sizes['episodes']:,} episodes"),
-            ("atoms, basis, features", f"{sizes['atoms']}, {sizes['basis']}, {sizes['features']}"),
-            ("solver", f"{solver['meaning']} ({solver['iterations']:,} iterations)"),
-            ("Bellman risk", f"{held_out['bellman_risk']:.3g} at {held_out['inputs']:,} held-out inputs"),
-            ("sum of coefficients there", f"{mass['min']:.3f} to {mass['max']:.3f}; 1 is right"),
-            ("construction asked for", str(facts["separation"]["recommends"])),
-            ("seconds", ", ".join(f"{name} {s:.1f}" for name, s in facts.get("seconds", {}).items())),
-        ]
-        return html_table("KEDRL, fitted", rows)
 
 
 def _found(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.storage.cache import fingerprint
 from kedrl_dask.engine.storage.manifest import read_json, write_json
-from kedrl_dask.estimator.fitted.findings import mass_findings, model_findings
+from kedrl_dask.estimator.fitted.findings import fit_evidence, objections
 from kedrl_dask.estimator.fitted.persistence import finite
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.studies.cell import unshifted_risk
@@ -69,9 +68,7 @@ def _numbers(model: KEDRL, prepared: Prepared, name: str) -> dict[str, Any]:
     weights, at_target = model.weights(state, action), model.weights(*prepared.targets[name])
     negative = np.maximum(-weights, 0).sum(axis=1) / np.abs(weights).sum(axis=1)
     mass = weights.sum(axis=1)
-    found = [
-        replace(item, subject=name) for item in (*model_findings(model.fitted_), *mass_findings(at_target))
-    ]
+    found = objections({**fit_evidence(model.fitted_), "mass": at_target.sum(axis=1)}, name)
     facts = finite(model.diagnostics_)
     return {
         "risk": float(model.bellman_risk(state, action).mean()),

@@ -11,7 +11,7 @@ import numpy as np
 from kedrl_dask._version import __version__
 from kedrl_dask.datasets.expedia import greedy_action
 from kedrl_dask.datasets.expedia.columns import ACTION
-from kedrl_dask.estimator.fitted.findings import law_findings
+from kedrl_dask.estimator.fitted.findings import law_evidence, objections
 from kedrl_dask.numerics.laws.recovery import Recovered, recover_law
 from kedrl_dask.studies.expedia.preparation import Prepared
 from kedrl_dask.studies.expedia.specification import RECOVERIES, RETURN_KERNEL, Recovery, recovery, shift
@@ -61,7 +61,7 @@ def summarise(
     findings: dict[str, Any] = {profile: [] for profile in fits}
     for (profile, which, name), law in recovered.items():
         marginals.setdefault(profile, {}).setdefault(which, {})[name] = _marginals(law, which, prepared)
-        found = law_findings(law, name)
+        found = objections(law_evidence(law), name)
         findings[profile] += [
             replace(item, sentence=f"recovery {which}: {item.sentence}").to_dict() for item in found
         ]

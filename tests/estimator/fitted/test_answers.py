@@ -13,7 +13,7 @@ import pytest
 import xarray
 from rich.console import Console
 
-from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, functionals, policies, results
+from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, functionals, policies, report, results
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.benchmark_points import evaluation_points
 from kedrl_dask.datasets.true_marginals import CentredMarginal
@@ -21,11 +21,16 @@ from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.fitted.answers import N_DRAWS
 from kedrl_dask.estimator.fitted.findings import (
     CODES,
+    RULES,
     Finding,
+    Rule,
+    Verdict,
     enforce,
-    law_findings,
-    mass_findings,
-    model_findings,
+    fit_evidence,
+    judge,
+    law_evidence,
+    objections,
+    warn_of_fit,
 )
 from kedrl_dask.numerics.solvers import PCG
 from kedrl_dask.report import terminal
@@ -84,7 +89,9 @@ BAD = {
 
 
 def test_sound_fit__is_not_refused(model):
-    assert [finding for finding in model_findings(model.fitted_) if finding.severity == "refuse"] == []
+    assert [
+        finding for finding in objections(fit_evidence(model.fitted_)) if finding.severity == "refuse"
+    ] == []
     embedding = model.embedding(STATE, ACTION)
     assert embedding.accepted == ()
     np.testing.assert_array_equal(embedding.coefficients, model.weights(STATE, ACTION))
@@ -114,16 +121,19 @@ def test_finding__is_refused_with_figure_and_remedy_unless_accepted(model, code)
 def test_thresholds__themselves_pass_and_not_a_number_does_not(model):
     model.diagnostics_["ratio"] = ratio(0.1)
     model.diagnostics_["grid"] |= {"inside": 0.75, "p90": 0.3}
-    assert {f.severity for f in model_findings(model.fitted_)} == {"warn"}
+    assert {f.severity for f in objections(fit_evidence(model.fitted_))} == {"warn"}
     model.diagnostics_["ratio"] = ratio(float("nan"))
     model.diagnostics_["grid"] |= {"p90": 0.31}
-    assert {f.code for f in model_findings(model.fitted_) if f.severity == "refuse"} == {"ess", "coverage"}
+    assert {f.code for f in objections(fit_evidence(model.fitted_)) if f.severity == "refuse"} == {
+        "ess",
+        "coverage",
+    }
 
 
 def test_paired_construction__is_what_separation_asks_for(model):
     model.diagnostics_.update(BAD["separation"][0])
     paired = replace(model.fitted_, settings=replace(model.fitted_.settings, construction="paired"))
-    assert "separation" not in [finding.code for finding in model_findings(paired)]
+    assert "separation" not in [finding.code for finding in objections(fit_evidence(paired))]
 
 
 def test_solver__out_of_budget(store):
@@ -139,10 +149,10 @@ def test_mass__inputs_far_from_the_data(model):
         model.embedding(far, ACTION)
     model.embedding(STATE, ACTION)
     coefficients = np.array([[0.5, 0.6 - 1e-9], [0.5, 0.4], [0.5, 0.61]])
-    assert "at 1 of 3 inputs" in mass_findings(coefficients)[0].sentence
+    assert "at 1 of 3 inputs" in objections({"mass": coefficients.sum(axis=1)})[0].sentence
     coefficients[0] = 0.2
-    assert "at input 0 it is 0.400" in mass_findings(coefficients)[0].sentence
-    assert mass_findings(coefficients[1:2]) == []
+    assert "at input 0 it is 0.400" in objections({"mass": coefficients.sum(axis=1)})[0].sentence
+    assert objections({"mass": coefficients[1:2].sum(axis=1)}) == []
 
 
 def test_held_out_mass__is_a_warning(model):
@@ -196,7 +206,7 @@ def test_bootstrap__refuses_the_fit_and_no_replicate(model, store):
 def test_recovered_law__flags_are_warnings(model):
     law = model.embedding(STATE, ACTION).recover(bandwidth=1.5, ridge=10.0)
     assert law.flags["residual"].all()
-    found = {finding.code: finding.severity for finding in law_findings(law)}
+    found = {finding.code: finding.severity for finding in objections(law_evidence(law))}
     assert found["residual"] == "warn"
 
 
@@ -221,7 +231,41 @@ def test_report__carries_the_findings(model):
     assert [finding["code"] for finding in terminal.summary(model)["findings"]] == ["ess"]
     console = Console(file=StringIO(), width=300)
     terminal.render(model, console=console)
-    assert "ess: the effective sample size of the density ratio is 5.2%" in console.file.getvalue()
+    assert re.search(
+        r"ess +│ the effective sample size of the density ratio is 5.2%", console.file.getvalue()
+    )
+    assert "use continuation='sampled'" in console.file.getvalue()
+
+
+def test_new_rule__is_one_entry_that_every_view_shows(model, monkeypatch):
+    """Warnings, refusals, the terminal, notebooks and the page, from a diagnostic that is new as well."""
+
+    def amplification(stability):
+        return Verdict("refuse", f"errors grow {stability} times", NumericalWarning)
+
+    assert "amplification" not in [finding.code for finding in judge(fit_evidence(model.fitted_))]
+    monkeypatch.setitem(RULES, "amplification", Rule("growth of errors", "shorten it", amplification))
+    monkeypatch.setitem(CODES, "amplification", "growth of errors")
+    assert "amplification" not in [
+        finding.code for finding in judge(fit_evidence(model.fitted_))
+    ]  # not computed
+    model.diagnostics_["stability"] = 7
+    with pytest.warns(NumericalWarning, match="errors grow 7 times; shorten it"):
+        warn_of_fit(model.fitted_)
+    with pytest.raises(Refused, match="amplification: errors grow 7 times"):
+        model.embedding(STATE, ACTION)
+    console = Console(file=StringIO(), width=300)
+    terminal.render(model, console=console)
+    page = report.render(report.from_model(model, "mine"))
+    for view in (console.file.getvalue(), model._repr_html_(), page):
+        assert "rrors grow 7 times" in view
+        assert "horten it" in view
+
+
+def test_separation__too_few_episodes_is_a_note(model):
+    model.diagnostics_["separation"] |= {"p_value": None, "recommends": "separated"}
+    (note,) = [finding for finding in model.embedding(STATE, ACTION).findings if finding.severity == "note"]
+    assert (note.code, note.sentence[:27]) == ("separation", "there are too few episodes ")
 
 
 def literal_state_law(model, state, policy):
