@@ -9,8 +9,11 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from kedrl_dask import Matern
 from kedrl_dask.cli import make_parser
 from kedrl_dask.cli.common import Parser
 from kedrl_dask.datasets import simulation
@@ -133,16 +136,47 @@ def test_python__can_be_read(path):
         ast.parse(block)
 
 
-@pytest.mark.slow
-def test_readme__the_example_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (example,) = blocks(ROOT / "README.md", "python")
+@pytest.fixture
+def given():
+    """What the examples take for granted."""
     pair = simulation.PAIRS["uniform-gaussian"]
     state0, action0 = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
-    given = {
-        **simulation.simulate(pair, n_episodes=100),
+    rows, more = simulation.simulate(pair, n_episodes=100), simulation.simulate(pair, n_episodes=5, seed=1)
+    more["episode"] += 100
+    return {
+        **rows,
         **{name: getattr(pair.target, name) for name in ("weights", "bias", "scale")},
-        **{"state0": state0[:2], "action0": action0[:2]},
+        **{"state0": state0[:2], "action0": action0[:2], "more": more},
     }
+
+
+@pytest.mark.slow
+def test_readme__the_example_runs(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = blocks(ROOT / "README.md", "python")
     exec(example, given)
     assert given["law"].mean().shape == (2, 3)
+
+
+@pytest.mark.slow
+def test_tour__its_examples_run(given, tmp_path, monkeypatch):
+    """In their order, at reduced sizes."""
+    monkeypatch.chdir(tmp_path)
+    z = np.zeros((4, 3))
+    given |= {"np": np, "z": z, "t": z[:, 0], "at": z[:, :2], "low": -np.ones(3), "high": np.ones(3)}
+    given["pieces"] = [{key: given[key] for key in ("state", "action", "reward", "episode", "step")}]
+    columns = {name: np.arange(6.0) for name in ("date", "age", "dose", "effect", "harm")}
+    visits = pd.DataFrame({"patient": [1, 1, 1, 2, 2, 2], "town": list("ababab"), **columns})
+    visits.to_parquet("visits.parquet")
+    sizes = "n_atoms=60, n_basis=80, n_landmarks=120, n_features=64, n_conditioning=500, n_blocks=8"
+    given["kernel"] = Matern(5.5, 4.5)
+    for block in blocks(ROOT / "notebooks" / "README.md", "python"):
+        text = block.replace("KEDRL(discount=0.9)", f"KEDRL(discount=0.7, input_kernel=kernel, {sizes})")
+        text = text.replace("n_replicates=100", "n_replicates=4")
+        exec(text.replace("at=(state0, action0), ", "at=(state0, action0), n_replicates=4, "), given)
+        if "policy" in given:
+            given |= {"policy1": given["policy"], "policy2": given["policy"], "other_model": given["model"]}
+    assert given["found"].table.shape[0] > 0
+    assert given["answer"].value.shape == (2,)
+    assert given["table"].n_episodes == 2
+    assert given["grown"].n_episodes == 105
