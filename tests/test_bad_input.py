@@ -283,7 +283,7 @@ SETTINGS = {
     "ratio centres": (lambda b: ULSIF(n_centers="all"), "n_centers must be an integer"),
     "ratio clip": (lambda b: ULSIF(clip="hard"), "clip must exceed 1"),
     "more atoms than returns": (setting(n_atoms=500), "found 8; lower n_atoms"),
-    "memory": (lambda b: parse_memory("lots"), "memory must be a number of bytes or words"),
+    "memory": (lambda b: parse_memory("lots"), "memory must be a number of bytes or text"),
     "memory list": (lambda b: b.model.fit(b.store, POLICY, memory=[1]), r"memory must be .* got \[1\]"),
     "executor": (
         lambda b: KEDRL(**SMALL).fit(b.store, POLICY, executor="threads"),

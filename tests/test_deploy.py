@@ -170,8 +170,8 @@ def test_kubernetes__that_cannot_be_reached_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     message = message_of(load_config(KUBERNETES / "config.toml").cluster)
     gc.collect()  # dask-kubernetes leaves an object that complains when it goes: here, not in another test
-    assert "cluster.yaml: no Kubernetes cluster could be made of it (" in message
-    assert "is Dask's operator installed?" in message
+    assert "cluster.yaml: the Kubernetes cluster could not be created (" in message
+    assert "that Dask's operator is installed" in message
 
 
 def message_of(described):

@@ -129,7 +129,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _blas() -> Check:
-    from kedrl_dask.engine.clusters.reach import granted
+    from kedrl_dask.engine.clusters.opening import granted
 
     np.ones((2, 2)) @ np.ones((2, 2))
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
@@ -158,7 +158,7 @@ def _blas() -> Check:
 
 
 def _memory() -> Check:
-    from kedrl_dask.engine.clusters.reach import granted
+    from kedrl_dask.engine.clusters.opening import granted
 
     found, (_, limit) = psutil.virtual_memory(), granted()
     text = f"{found.total / GIB:.1f} GiB, {found.available / GIB:.1f} free"
@@ -222,7 +222,7 @@ def _network() -> Check:
 
 
 def _scheduler(address: str) -> Check:
-    from kedrl_dask.engine.clusters.reach import reach_scheduler
+    from kedrl_dask.engine.clusters.opening import reach_scheduler
 
     try:
         found = reach_scheduler(address, 10.0)

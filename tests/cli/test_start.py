@@ -150,12 +150,12 @@ def test_doctor__says_what_it_found(tmp_path, capsys):
 
 
 def test_doctor__what_is_wrong_has_a_remedy_and_a_code(tmp_path, capsys, monkeypatch):
-    from kedrl_dask.engine.clusters import reach
+    from kedrl_dask.engine.clusters import opening
 
-    reach_scheduler = reach.reach_scheduler
+    reach_scheduler = opening.reach_scheduler
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kedrl_dask.service.doctor.requires", lambda _: ["numpy>=99.0", "nonesuch>=1.0"])
-        patch.setattr(reach, "reach_scheduler", lambda address, _: reach_scheduler(address, 0.5))
+        patch.setattr(opening, "reach_scheduler", lambda address, _: reach_scheduler(address, 0.5))
         assert main(["doctor", str(tmp_path), "--seconds", "0", "--scheduler", "tcp://127.0.0.1:9"]) == 8
     said = capsys.readouterr()
     assert "numpy>=99.0, found" in said.out
@@ -180,18 +180,18 @@ def test_doctor__scheduler_that_answers(tmp_path):
 
 
 def test_doctor__limits_of_the_process(monkeypatch):
-    from kedrl_dask.engine.clusters import reach
+    from kedrl_dask.engine.clusters import opening
     from kedrl_dask.service import doctor
 
-    cores, memory = reach.granted()
+    cores, memory = opening.granted()
     assert 1 <= cores <= os.cpu_count()
     assert 0 < memory <= psutil.virtual_memory().total
     two_threads = [{"user_api": "blas", "internal_api": "openblas", "version": None, "num_threads": 2}]
     monkeypatch.setattr(doctor, "threadpool_info", lambda: two_threads)
-    monkeypatch.setattr(reach, "granted", lambda: (2, 2**40))
+    monkeypatch.setattr(opening, "granted", lambda: (2, 2**40))
     assert doctor._blas().status == "good"
     assert "limits" not in doctor._memory().found
-    monkeypatch.setattr(reach, "granted", lambda: (1, 2**30))
+    monkeypatch.setattr(opening, "granted", lambda: (1, 2**30))
     assert doctor._memory().status == "caution"
     assert "allow 1.0" in doctor._memory().found
     assert doctor._blas().status == "caution"

@@ -156,7 +156,7 @@ def test_fit__a_worker_job_is_cancelled_in_the_middle(slurm, data, certificates)
     assert process.returncode in (0, 3), error  # AdamW may not converge, which is no matter here
     assert json.loads(output)["run"] == str(data / "run")
     assert "Slurm jobs submitted: " in error
-    assert "Slurm jobs ended before the work did: " in error
+    assert "Slurm jobs ended prematurely: " in error
     assert queue(slurm) == []
     assert_as_local(config, data / "run")
     logs = [file.read_text() for file in (data / "logs").glob("kedrl-worker-*.err")]
@@ -210,7 +210,7 @@ def test_fit__interrupted_while_it_waits(slurm, data):
 def test_fit__refused_by_slurm(slurm, data, capsys):
     assert main(["fit", str(write(data, queue="nowhere"))]) == 2
     assert (
-        "kedrl: error: Slurm did not take the job: sbatch: error: invalid partition specified: nowhere"
+        "kedrl: error: Slurm rejected the job: sbatch: error: invalid partition specified: nowhere"
         in capsys.readouterr().err
     )
     assert queue(slurm) == []
@@ -222,7 +222,7 @@ def test_jobs_that_end_at_once__are_given_up(slurm, data, capsys, monkeypatch):
     monkeypatch.setattr("kedrl_dask.engine.clusters.watchdog.MOST_FAILURES", 3)
     assert main(["fit", str(write(data, prologue=["exit 3"]))]) == 4
     said = capsys.readouterr().err
-    assert "kedrl: stopped: jobs end before a worker of theirs is there; what they said is in" in said
+    assert "kedrl: stopped: jobs end before any worker has started; see their logs in" in said
     assert queue(slurm) == []
 
 

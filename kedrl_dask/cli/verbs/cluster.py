@@ -8,7 +8,7 @@ from pathlib import Path
 from kedrl_dask.cli import options as shared
 from kedrl_dask.cli.common import SUCCESS, Verb, option, show
 from kedrl_dask.engine.clusters.descriptions import chosen_cluster, describe_cluster
-from kedrl_dask.engine.clusters.status import cluster_status
+from kedrl_dask.engine.clusters.opening import cluster_status
 from kedrl_dask.service.config import load_config
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.checks import printable

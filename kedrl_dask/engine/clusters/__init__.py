@@ -1,5 +1,5 @@
-"""Clusters: described in a file or an option, opened, watched, and closed.
+"""Clusters, which are described in a file or an option, opened, watched and closed.
 
-Local processes, jobs of batch systems, Kubernetes, and schedulers that exist already. Gives executors.
-Imports ``execute`` and ``utils``.
+They are local processes, jobs of batch systems, Kubernetes pods, or the workers of an existing scheduler.
+Provides executors. Imports ``execute`` and ``utils``.
 """

@@ -1,4 +1,4 @@
-"""Batch systems: their commands, how they write a duration, and which jobs they say they have."""
+"""Batch systems: their commands, their format of a duration, and their listings of jobs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from kedrl_dask.utils.checks import cut
 
 __all__ = ["QUEUES", "Queue", "QueueError"]
 
-#: Seconds that a batch system may take to say which jobs it has.
+#: Seconds that a batch system may take to list its jobs.
 ANSWER_SECONDS = 60
 
 
 class QueueError(RuntimeError):
     """A command of the batch system failed."""
+
+
+Parser = Callable[[list[str]], tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,20 @@ class Queue:
     Attributes
     ----------
     title : str
-        Its name in words.
+        Its name, for messages.
     submit, listing : str, tuple of str
-        The command that submits, and the one, with its arguments, that lists a user's jobs.
+        The command that submits a job, and the one that lists the user's jobs, with its arguments.
     no_requeue : str
-        Directive by which a job that was lost is not started again by the system: it would come back to a
-        scheduler that may be gone, and the watchdog has replaced it.
+        Directive that prevents the system from restarting a lost job: the watchdog has replaced it, and its
+        scheduler may no longer exist.
     duration : callable
-        Seconds as the system writes a walltime.
+        Formats a number of seconds as a walltime.
     parse : callable
-        Job id and state from the fields of a line of the listing, or None if it is about no job.
+        Returns the id and state of a job from the fields of a line of the listing, or None for other lines.
     is_over : frozenset of str
-        States of jobs that are listed and have ended.
+        States of jobs that have ended but are still listed.
     no_jobs : str or None
-        What the listing says, with an exit code of failure, if there are none.
+        Message with which the listing fails if the user has no jobs.
     """
 
     title: str
@@ -48,26 +51,26 @@ class Queue:
     listing: tuple[str, ...]
     no_requeue: str
     duration: Callable[[int], str]
-    parse: Callable[[list[str]], tuple[str, str] | None]
+    parse: Parser
     is_over: frozenset[str] = frozenset()
     no_jobs: str | None = None
 
     def check(self) -> None:
-        """Refuse a machine from which no jobs can be submitted."""
+        """Check that jobs can be submitted from this machine."""
         for command in (self.submit, self.listing[0]):
             if shutil.which(command) is None:
                 raise ValueError(
-                    f"the command {command} is not found: {self.title} jobs are submitted from a machine "
-                    "that has it, such as a login node, or after 'module load'"
+                    f"the command {command} is not found: submit {self.title} jobs from a machine that has "
+                    "it, such as a login node, or after 'module load'"
                 )
 
     def states(self) -> dict[str, str]:
-        """State of each job of this user that is waiting or running, by its id.
+        """State of each pending or running job of this user, by its id.
 
         Raises
         ------
         QueueError
-            If the system did not answer; this says nothing about its jobs.
+            If the system did not answer, in which case nothing is known about its jobs.
         """
         command = [word.replace("{user}", getpass.getuser()) for word in self.listing]
         try:
@@ -81,7 +84,7 @@ class Queue:
         return self.read(done.stdout)
 
     def read(self, text: str) -> dict[str, str]:
-        """The same from what the listing printed."""
+        """The same, from the output of the listing command."""
         found = (self.parse(line.split()) for line in text.splitlines() if line.strip())
         return {job: state for job, state in filter(None, found) if state.split()[0] not in self.is_over}
 
@@ -91,26 +94,21 @@ def _clock(seconds: int) -> str:
 
 
 def _minutes(seconds: int) -> str:
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}"
+    return _clock(seconds).rpartition(":")[0]
 
 
 def _slurm(fields: list[str]) -> tuple[str, str] | None:
     return fields[0], " ".join(fields[1:])
 
 
-def _pbs(fields: list[str]) -> tuple[str, str] | None:
-    """``123.server name user time state queue``, below a heading."""
-    job = fields[0].partition(".")[0]
-    return (job, fields[-2]) if job.isdecimal() and len(fields) >= 6 else None
+def _columns(state: int, least: int) -> Parser:
+    """Parser of a table with at least so many columns, of which the first is a job id, 123 or 123.server."""
 
+    def parse(fields: list[str]) -> tuple[str, str] | None:
+        job = fields[0].partition(".")[0]
+        return (job, fields[state]) if job.isdecimal() and len(fields) >= least else None
 
-def _sge(fields: list[str]) -> tuple[str, str] | None:
-    """``123 priority name user state date time …``, below a heading."""
-    return (fields[0], fields[4]) if fields[0].isdecimal() and len(fields) >= 5 else None
-
-
-def _lsf(fields: list[str]) -> tuple[str, str] | None:
-    return (fields[0], fields[1]) if fields[0].isdecimal() and len(fields) >= 2 else None
+    return parse
 
 
 QUEUES = {
@@ -129,7 +127,7 @@ QUEUES = {
         listing=("qstat",),
         no_requeue="-r n",
         duration=_clock,
-        parse=_pbs,
+        parse=_columns(-2, 6),  # id name user time state queue
         is_over=frozenset({"C", "E", "F", "X"}),
     ),
     "sge": Queue(
@@ -138,7 +136,7 @@ QUEUES = {
         listing=("qstat", "-u", "{user}"),
         no_requeue="-r n",
         duration=_clock,
-        parse=_sge,
+        parse=_columns(4, 5),  # id priority name user state date time …
     ),
     "lsf": Queue(
         title="LSF",
@@ -146,7 +144,7 @@ QUEUES = {
         listing=("bjobs", "-noheader", "-o", "jobid stat"),
         no_requeue="-rn",
         duration=_minutes,
-        parse=_lsf,
+        parse=_columns(1, 2),
         is_over=frozenset({"DONE", "EXIT"}),
         no_jobs="No unfinished job found",
     ),

@@ -1,27 +1,29 @@
-"""Descriptions of clusters: what a file or an option says, checked before anything starts.
+"""Descriptions of clusters, from a file or an option, which are checked before anything is started.
 
 ::
 
     [cluster]
     kind = "slurm"                   # threads, local, slurm, pbs, sge, lsf, kubernetes or address
-    cores = 4                        # of one job; it runs as many worker processes, unless processes is given
+    cores = 4                        # of one job; also the number of its workers, unless processes is given
     memory = "16 GiB"                # of one job
-    walltime = "04:00:00"            # of one job; its workers end a few minutes before
+    walltime = "04:00:00"            # of one job; its workers end a few minutes earlier
     queue = "short"                  # Slurm's partition
-    jobs = 8                         # or minimum = 1 and maximum = 8: as many as there is work for
+    jobs = 8                         # or minimum = 1 and maximum = 8, to adapt to the amount of work
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, get_type_hints
+from typing import Annotated, ClassVar, Self, get_type_hints
 
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_timedelta
 
+from kedrl_dask.engine.execute.default import parse_memory
 from kedrl_dask.engine.execute.tls import Certificates
+from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.checks import shown
 
 __all__ = [
@@ -31,19 +33,19 @@ __all__ = [
 
 #: Batch systems.
 BATCH = ("slurm", "pbs", "sge", "lsf")
-#: What names of queues, accounts and interfaces are made of, and paths, which stand unquoted in a job script.
+#: Patterns of the names of queues, accounts and interfaces, and of paths, all unquoted in job scripts.
 NAME, PLACE = r"[\w.,:@+=-]+", r"[\w.,:@+=/~-]+"
-#: Paths on a worker's machine, such as $TMPDIR, which the job itself completes.
+#: Pattern of paths on a worker's machine, with variables such as $TMPDIR, which the job expands.
 WORKER_PLACE = r"[\w.,:@+=/~${}-]+"
 NAMESPACE = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 WALLTIME = r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)"
-#: More jobs or workers than this are a slip of the hand.
+#: A larger number of jobs or workers is taken for a typing error.
 MOST = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterDescription:
-    """What every kind has.
+    """Base class of all descriptions.
 
     Attributes
     ----------
@@ -63,62 +65,57 @@ class ClusterDescription:
                     object.__setattr__(self, name, check(name, getattr(self, name)))
 
     def sized(self, value: str) -> Self:
-        """This cluster with the value that the command line gives."""
-        given: Any = int(value) if value.isdecimal() and len(value) < 9 else value
-        return replace(self, **{self.main: given})
+        """This cluster with the value given on the command line."""
+        given: Record = {self.main: int(value) if value.isdecimal() and len(value) < 9 else value}
+        return replace(self, **given)
 
 
-def _whole(name: str, value: Any, least: int = 1) -> int:
+def _whole(name: str, value: object, least: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
         raise ValueError(f"{name} must be a whole number from {least} to {MOST:,}, got {shown(value)}")
     return value
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: object) -> int:
     return _whole(name, value, least=0)
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError(f"{name} must be text of one line, got {shown(value)}")
+        raise ValueError(f"{name} must be a single line of text, got {shown(value)}")
     return value
 
 
-def _matching(pattern: str, words: str) -> Any:
-    def check(name: str, value: Any) -> str:
-        if not re.fullmatch(pattern, _text(name, value)):
+def _matching(pattern: str, words: str) -> Callable[[str, object], str]:
+    def check(name: str, value: object) -> str:
+        text = _text(name, value)
+        if not re.fullmatch(pattern, text):
             raise ValueError(f"{name} must be {words}, got {shown(value)}")
-        return value
+        return text
 
     return check
 
 
-def _place(name: str, value: Any) -> Path:
+_interface = _matching(NAME, "the name of a network interface, such as eth0")
+
+
+def _place(name: str, value: object) -> Path:
     if not isinstance(value, str | Path):
         raise ValueError(f"{name} must be a path, as text, got {shown(value)}")
     return Path(_text(name, str(value)))
 
 
-def _script_place(name: str, value: Any) -> Path:
-    """A path that a job script names: batch systems have no way to quote it."""
-    path = _place(name, value)
-    if not re.fullmatch(PLACE, str(path)):
-        raise ValueError(f"{name} must be a path without spaces and quotes, got {shown(str(value))}")
-    return path
+def _script_place(name: str, value: object) -> Path:
+    """A path in a directive of a job script, which batch systems cannot quote."""
+    return Path(_matching(PLACE, "a path without spaces and quotes")(name, str(_place(name, value))))
 
 
-def _memory(name: str, value: Any) -> int:
-    try:
-        n_bytes = int(parse_bytes(value)) if isinstance(value, int | str) else 0
-    except ValueError:
-        n_bytes = 0
-    if n_bytes < 2**20 or isinstance(value, bool):
-        raise ValueError(f"{name} must be words such as '16 GiB', a MiB at least, got {shown(value)}")
-    return n_bytes
+def _memory(name: str, value: object) -> int:
+    return parse_memory(value, name, least=2**20)
 
 
-def parse_walltime(name: str, value: Any) -> int:
-    """Seconds from [days-]hours:minutes:seconds, or from words such as "90 minutes"."""
+def parse_walltime(name: str, value: object) -> int:
+    """Seconds from [days-]hours:minutes:seconds, or from text such as "90 minutes"."""
     found = re.fullmatch(WALLTIME, value) if isinstance(value, str) else None
     if found:
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
@@ -130,18 +127,18 @@ def parse_walltime(name: str, value: Any) -> int:
             total = 0
     if not 60 <= total <= 10**8:
         raise ValueError(
-            f"{name} must be a minute at least, as [days-]hours:minutes:seconds or in words such as "
-            f"'4 hours', got {shown(value)}"
+            f"{name} must be at least a minute, as [days-]hours:minutes:seconds or text such as '4 hours', "
+            f"got {shown(value)}"
         )
     return total
 
 
-def _duration(name: str, value: Any) -> str:
+def _duration(name: str, value: object) -> object:
     parse_walltime(name, value)
     return value
 
 
-def _lines(name: str, value: Any) -> tuple[str, ...]:
+def _lines(name: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name} must be a list of lines, got {shown(value)}")
     return tuple(_text(name, line) for line in value)
@@ -149,21 +146,21 @@ def _lines(name: str, value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Secured(ClusterDescription):
-    """PEM files by which scheduler, workers and clients know each other."""
+    """A cluster with PEM files by which its scheduler, workers and clients identify each other."""
 
     authority: Annotated[Path | None, _place] = None
     certificate: Annotated[Path | None, _place] = None
     private_key: Annotated[Path | None, _place] = None
 
     def __post_init__(self) -> None:
-        """Refuse some of the files without the others."""
+        """Check that either all files are given or none."""
         super().__post_init__()
         given = [path is not None for path in (self.authority, self.certificate, self.private_key)]
         if any(given) and not all(given):
-            raise ValueError("authority, certificate and private_key go together; give all three, or none")
+            raise ValueError("authority, certificate and private_key go together; give all three or none")
 
     def certificates(self) -> Certificates | None:
-        """The files given, which must be there, if any are."""
+        """The files, which must exist, if they are given."""
         if self.authority is None or self.certificate is None or self.private_key is None:
             return None
         return Certificates(self.authority, self.certificate, self.private_key)
@@ -171,35 +168,35 @@ class _Secured(ClusterDescription):
 
 @dataclass(frozen=True, kw_only=True)
 class _Scaled(ClusterDescription):
-    """As many jobs or workers as there is work for, between two bounds."""
+    """A cluster whose number of jobs or workers is fixed, or adapts to the work between two bounds."""
 
     minimum: Annotated[int | None, _count] = None
     maximum: Annotated[int | None, _whole] = None
 
     def __post_init__(self) -> None:
-        """Refuse bounds with a fixed number, and bounds that are none."""
+        """Check that the bounds are in order, and not combined with a fixed number."""
         super().__post_init__()
         fixed = getattr(self, self.main)
         if self.minimum is not None and self.maximum is None:
-            raise ValueError("minimum needs a maximum: the number then follows the work there is")
+            raise ValueError("minimum needs a maximum, between which the number adapts to the work")
         if fixed is not None and self.maximum is not None:
-            raise ValueError(f"{self.main} is a fixed number and does not go with minimum and maximum")
+            raise ValueError(f"{self.main} is a fixed number and cannot be combined with minimum and maximum")
         if self.maximum is not None and (self.minimum or 0) > self.maximum:
-            raise ValueError(f"minimum must not be above maximum, got {self.minimum} and {self.maximum}")
+            raise ValueError(f"minimum must not exceed maximum, got {self.minimum} and {self.maximum}")
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the number follows the work there is."""
+        """Whether the number adapts to the work."""
         return self.maximum is not None
 
     def sized(self, value: str) -> Self:
-        """A fixed number in place of bounds."""
+        """This cluster with a fixed number instead of bounds."""
         return ClusterDescription.sized(replace(self, minimum=None, maximum=None), value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threads(ClusterDescription):
-    """Threads of this process; those of all its cores unless their number is given."""
+    """Threads of this process, by default one for each core."""
 
     kind: str = "threads"
     main: ClassVar[str] = "threads"
@@ -208,9 +205,9 @@ class Threads(ClusterDescription):
 
 @dataclass(frozen=True, kw_only=True)
 class Local(_Secured):
-    """Worker processes on this machine, one for each core unless their number is given.
+    """Worker processes on this machine, by default one for each core.
 
-    They listen on ``host``, loopback unless it is given; elsewhere they speak TLS.
+    They listen on ``host``, by default loopback; on any other host they use TLS.
     """
 
     kind: str = "local"
@@ -221,7 +218,7 @@ class Local(_Secured):
 
 @dataclass(frozen=True, kw_only=True)
 class Address(_Secured):
-    """The cluster of a scheduler that is there; Dask's setting ``scheduler-address`` unless it is given."""
+    """The cluster of an existing scheduler, by default that of Dask's setting ``scheduler-address``."""
 
     kind: str = "address"
     main: ClassVar[str] = "address"
@@ -232,35 +229,35 @@ class Address(_Secured):
 
 @dataclass(frozen=True, kw_only=True)
 class Jobs(_Secured, _Scaled):
-    """Workers as jobs of a batch system; dask-jobqueue submits them.
+    """Workers in jobs of a batch system, submitted by dask-jobqueue.
 
-    What is left out is taken from dask-jobqueue's own configuration, ``jobqueue.yaml``, where sites
-    keep their defaults.
+    Missing values are taken from dask-jobqueue's own configuration, ``jobqueue.yaml``, where sites keep
+    their defaults.
 
     Attributes
     ----------
     cores, processes : int
-        Of one job. Each core has a worker process unless ``processes`` says otherwise.
+        Of one job. By default, there is one worker process for each core.
     memory : int
-        Bytes of one job; its workers share them.
+        Bytes of one job, shared by its workers.
     walltime : str
-        Of one job. Its workers end a few minutes before, not all at once, and are replaced.
+        Of one job. Its workers end a few minutes earlier, at different times, and are replaced.
     queue, account : str
-        Slurm's partition and account, or what the system has in their place.
+        Slurm's partition and account, or their equivalents in other systems.
     interface, scheduler_interface : str
-        Network interfaces of the workers, and of the driver where that is another.
+        Network interfaces of the workers, and of the driver if it differs.
     local_directory : str
-        Where workers put what does not fit their memory, on their machine; may have $VARIABLES.
+        Where workers spill data that do not fit in memory, on their machine; may contain $VARIABLES.
     log_directory : Path
-        Where jobs write what they say; temporary certificates are there too while the cluster runs.
+        Where jobs write their logs; also holds temporary certificates while the cluster is running.
     directives : tuple of str
-        More options of the batch system, such as ``--constraint=amd``.
+        Further options of the batch system, such as ``--constraint=amd``.
     prologue : tuple of str
-        Lines of shell that a job runs first, such as ``module load python``.
+        Shell commands that a job runs first, such as ``module load python``.
     jobs : int
-        How many; 1 unless it is given, or bounds.
+        Number of jobs; 1 by default, unless there are bounds.
     watch_seconds : int
-        How often the batch system is asked which jobs it still has.
+        Interval between queries of the batch system for its jobs.
     """
 
     kind: str
@@ -271,10 +268,8 @@ class Jobs(_Secured, _Scaled):
     walltime: Annotated[str | None, _duration] = None
     queue: Annotated[str | None, _matching(NAME, "the name of a queue")] = None
     account: Annotated[str | None, _matching(NAME, "the name of an account")] = None
-    interface: Annotated[str | None, _matching(NAME, "the name of a network interface, such as eth0")] = None
-    scheduler_interface: Annotated[
-        str | None, _matching(NAME, "the name of a network interface, such as eth0")
-    ] = None
+    interface: Annotated[str | None, _interface] = None
+    scheduler_interface: Annotated[str | None, _interface] = None
     local_directory: Annotated[str | None, _matching(WORKER_PLACE, "a path without spaces and quotes")] = None
     log_directory: Annotated[Path, _script_place] = Path("cluster-logs")
     directives: Annotated[tuple[str, ...], _lines] = ()
@@ -283,29 +278,29 @@ class Jobs(_Secured, _Scaled):
     watch_seconds: Annotated[int, _whole] = 15
 
     def __post_init__(self) -> None:
-        """Refuse processes without cores of their own."""
+        """Check that every process has a core of its own."""
         super().__post_init__()
         if self.cores is not None and self.processes is not None and self.processes > self.cores:
-            raise ValueError(f"processes must not be above cores, got {self.processes} and {self.cores}")
+            raise ValueError(f"processes must not exceed cores, got {self.processes} and {self.cores}")
 
     @property
     def first_jobs(self) -> int:
-        """Jobs to begin with: one at least, as there is work."""
+        """Number of jobs at the start; at least one, because there is work."""
         return max(1, self.minimum or 0) if self.is_adaptive else self.jobs or 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kubernetes(_Scaled):
-    """A cluster that Dask's operator makes from a manifest, and takes down at the end.
+    """A cluster that Dask's operator creates from a manifest, and that is deleted at the end.
 
     Attributes
     ----------
     manifest : Path
-        The DaskCluster, in YAML; ``deploy/kubernetes/cluster.yaml`` is one to begin with.
+        The DaskCluster in YAML, such as ``deploy/kubernetes/cluster.yaml``.
     namespace : str
-        Where; that of the current context unless it is given.
+        By default, that of the current context.
     workers : int
-        How many, in place of the manifest's ``replicas``.
+        Number of workers, overriding ``replicas`` of the manifest.
     """
 
     kind: str = "kubernetes"
@@ -315,7 +310,7 @@ class Kubernetes(_Scaled):
     workers: Annotated[int | None, _whole] = None
 
 
-#: Every kind with its description.
+#: All kinds of clusters.
 KINDS: dict[str, type[ClusterDescription]] = {
     "threads": Threads,
     "local": Local,
@@ -323,7 +318,7 @@ KINDS: dict[str, type[ClusterDescription]] = {
     "kubernetes": Kubernetes,
     "address": Address,
 }
-#: Keys that are paths, relative to the file that has them.
+#: Keys whose values are paths, relative to the file.
 PATHS = ("authority", "certificate", "private_key", "log_directory", "manifest")
 
 
@@ -332,30 +327,31 @@ def cluster_keys(kind: str) -> tuple[str, ...]:
     return tuple(item.name for item in fields(KINDS[kind]))
 
 
-def describe_cluster(table: Mapping[str, Any], folder: Path = Path()) -> ClusterDescription:
-    """The cluster that a table describes; its paths are relative to a folder.
+def describe_cluster(table: Record, folder: Path = Path()) -> ClusterDescription:
+    """The cluster that a table describes, with paths relative to a folder.
 
     Raises
     ------
     ValueError
-        Naming the key.
+        If a key or value is invalid; the message names the key.
     """
     kind = table.get("kind")
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {shown(kind)}")
+    keys = cluster_keys(kind)
     for key in table:
-        if key not in cluster_keys(kind):
-            raise ValueError(f"{key} is no key of a {kind} cluster; it has {', '.join(cluster_keys(kind))}")
+        if key not in keys:
+            raise ValueError(f"{key} is not a key of a {kind} cluster; its keys are {', '.join(keys)}")
     described = KINDS[kind](**table)
     places = {name: getattr(described, name, None) for name in PATHS}
     return replace(described, **{name: folder / path for name, path in places.items() if path is not None})
 
 
 def parse_cluster(text: str) -> tuple[str, str | None]:
-    """Kind and value of ``--cluster KIND[=VALUE]``, checked."""
+    """Kind and value of the option ``--cluster KIND[=VALUE]``, after a check."""
     kind, equals, value = text.partition("=")
     if kind not in KINDS:
-        raise ValueError(f"{shown(kind)} is no kind of cluster; there are {', '.join(KINDS)}")
+        raise ValueError(f"{shown(kind)} is not a kind of cluster; choose one of {', '.join(KINDS)}")
     if equals:
         _bare(kind).sized(value)
     return kind, value if equals else None
@@ -368,7 +364,7 @@ def _bare(kind: str) -> ClusterDescription:
 def chosen_cluster(
     option: tuple[str, str | None] | None, described: ClusterDescription | None
 ) -> ClusterDescription | None:
-    """The cluster that an option names, with what a file says about this kind; or that of the file."""
+    """The cluster named by an option, with the keys of the file if it describes this kind; or the file's."""
     if option is None:
         return described
     kind, value = option

@@ -1,4 +1,4 @@
-"""Workers as jobs of a batch system, through dask-jobqueue."""
+"""Workers in jobs of a batch system, through dask-jobqueue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import dask
 from distributed import Client
@@ -22,30 +23,34 @@ from kedrl_dask.engine.clusters.watchdog import Watchdog
 from kedrl_dask.engine.execute.dask_client import DistributedExecutor
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.execute.tls import cluster_security
+from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.process import Stopped, interrupts_held, opened
 
-__all__ = ["batch_cluster", "job_script", "lifetime"]
+if TYPE_CHECKING:
+    from dask_jobqueue import JobQueueCluster
+
+__all__ = ["batch_cluster", "job_options", "job_script", "lifetime", "scheduler_host"]
 
 logger = logging.getLogger(__name__)
 
-#: A worker ends so many seconds before its job's time is up, or this share of it if that is less: what it
-#: holds moves to others meanwhile.
+#: A worker ends this many seconds before its job's time limit, or this share of the limit if that is less, so
+#: that its data can move to other workers.
 MARGIN, MARGIN_SHARE = 300, 0.1
-#: Seconds from one look for the first worker to the next, and from one word about it to the next.
+#: Seconds between checks for the first worker, and between messages about it.
 LOOK_EVERY, SPEAK_EVERY = 0.5, 60.0
 JOB_NAME = "kedrl-worker"
 
 
 def lifetime(walltime: int) -> tuple[int, int]:
-    """Seconds that a worker lives, and by how much more or less at random.
+    """Lifetime of a worker in seconds, and the size of its random variation.
 
-    Workers that started together do not end together, and the last ends a margin before its job would.
+    Workers that start together do not end together, and the last one ends a margin before its job does.
     """
     margin = int(min(MARGIN, MARGIN_SHARE * walltime))
     return walltime - 2 * margin, margin
 
 
-def _module() -> Any:
+def _module() -> ModuleType:
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         import dask_jobqueue
@@ -54,17 +59,17 @@ def _module() -> Any:
             "jobs of a batch system need the package dask-jobqueue: pip install 'kedrl-dask[jobqueue]'"
         ) from error
     if signal.getsignal(signal.SIGINT) is not interrupt:
-        # Its import makes Ctrl-C end the process with code 0 and without a word.
+        # Its import makes Ctrl-C end the process silently with exit code 0.
         signal.signal(signal.SIGINT, interrupt)
     return dask_jobqueue
 
 
-def _classes(kind: str) -> Any:
+def _cluster_class(kind: str) -> type[JobQueueCluster]:
     return getattr(_module(), f"{kind.upper()}Cluster")
 
 
 def _site(kind: str, key: str) -> Any:
-    """What the site's dask-jobqueue configuration has."""
+    """A value of the site's dask-jobqueue configuration, which may have any type."""
     return dask.config.get(f"jobqueue.{kind}.{key}", None)
 
 
@@ -73,13 +78,13 @@ def _site_walltime(kind: str) -> str:
     return f"{text}:00" if kind == "lsf" and text.count(":") == 1 else text
 
 
-def job_options(described: Jobs) -> dict[str, Any]:
-    """What dask-jobqueue's jobs are made of.
+def job_options(described: Jobs) -> Record:
+    """Arguments of dask-jobqueue's jobs.
 
     Raises
     ------
     ValueError
-        If neither the description nor the site's configuration has the cores and the memory of a job.
+        If neither the description nor the site's configuration gives the cores and memory of a job.
     """
     kind, queue = described.kind, QUEUES[described.kind]
     _module()  # its import reads the site's configuration
@@ -87,7 +92,7 @@ def job_options(described: Jobs) -> dict[str, Any]:
     for name, value in (("cores", cores), ("memory", memory)):
         if value is None:
             raise ValueError(
-                f"a {kind} cluster needs the {name} of a job: give {name} in the table [cluster] of a file, "
+                f"a {kind} cluster needs the {name} of a job: set {name} in the table [cluster] of a file, "
                 f"or jobqueue.{kind}.{name} in Dask's configuration"
             )
     walltime = parse_walltime("walltime", described.walltime or _site_walltime(kind))
@@ -125,22 +130,22 @@ def _quiet_workers() -> Iterator[str]:
 
 
 def job_script(described: Jobs) -> str:
-    """The script that one job is submitted with; nothing is started."""
-    job = _classes(described.kind).job_cls
+    """The script of one job; nothing is started."""
+    job = _cluster_class(described.kind).job_cls
     return job("<scheduler>", name="<name>", **job_options(described)).job_script()
 
 
 def scheduler_host(described: Jobs) -> str:
-    """The address that the driver's scheduler listens on."""
+    """The address on which the driver's scheduler listens."""
     interface = described.scheduler_interface or described.interface or _site(described.kind, "interface")
     return get_ip_interface(interface) if interface else get_ip()
 
 
 @contextmanager
 def batch_cluster(described: Jobs, patience: float) -> Iterator[Executor]:
-    """The jobs described, with a scheduler in this process; all are cancelled at the end.
+    """Jobs with a scheduler in this process, which are all cancelled at the end.
 
-    It begins when the first worker is there.
+    The body starts when the first worker has connected.
     """
     queue, options = QUEUES[described.kind], job_options(described)
     queue.check()
@@ -149,7 +154,7 @@ def batch_cluster(described: Jobs, patience: float) -> Iterator[Executor]:
     def open_on(stack: ExitStack) -> tuple[Watchdog, Client]:
         stack.enter_context(dask.config.set(QUIET))
         cluster = stack.enter_context(
-            _classes(described.kind)(
+            _cluster_class(described.kind)(
                 **options,
                 security=cluster_security(host, described.certificates()),
                 shared_temp_directory=options["log_directory"],
@@ -166,18 +171,18 @@ def batch_cluster(described: Jobs, patience: float) -> Iterator[Executor]:
 
 
 def _wait_for_worker(client: Client, watchdog: Watchdog, logs: str, patience: float) -> None:
-    """Until one is there: before, nothing is known about the memory that a fit may use."""
+    """Wait for the first worker, because the memory budget of a fit is unknown before."""
     start = spoken = monotonic()
     while True:
-        with interrupts_held():  # a question to the event loop that is interrupted leaves a traceback there
+        with interrupts_held():  # an interrupted call of the event loop would print a traceback
             if client.nthreads():
                 return
             waiting_for = watchdog.waiting_for
         now = monotonic()
         if watchdog.has_given_up:
-            raise Stopped(f"jobs end before a worker of theirs is there; what they said is in {logs}")
+            raise Stopped(f"jobs end before any worker has started; see their logs in {logs}")
         if now - start > patience:
-            raise Stopped(f"no worker came within {patience:g} s ({waiting_for}); logs are in {logs}")
+            raise Stopped(f"no worker has connected within {patience:g} s ({waiting_for}); see {logs}")
         if now - spoken > SPEAK_EVERY:
             logger.info("waiting for the first worker: %s", waiting_for)
             spoken = now

@@ -1,4 +1,4 @@
-"""Workers as pods, through Dask's operator for Kubernetes."""
+"""Workers in pods, through Dask's operator for Kubernetes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from distributed import Client
 
@@ -17,10 +17,13 @@ from kedrl_dask.engine.execute.tls import warn_of_plain_text
 from kedrl_dask.utils.checks import cut
 from kedrl_dask.utils.process import Stopped, opened
 
+if TYPE_CHECKING:
+    from dask_kubernetes.operator import KubeCluster
+
 __all__ = ["checked_manifest", "kubernetes_cluster"]
 
 
-def _kube_cluster() -> Any:
+def _kube_cluster() -> type[KubeCluster]:
     try:
         from dask_kubernetes.operator import KubeCluster
     except ImportError as error:
@@ -31,11 +34,11 @@ def _kube_cluster() -> Any:
 
 
 def checked_manifest(described: Kubernetes) -> Path:
-    """The manifest, which must be there."""
+    """The path of the manifest, which must exist."""
     if described.manifest is None:
         raise ValueError(
-            "a kubernetes cluster needs the manifest of a DaskCluster: give manifest in the table [cluster] "
-            "of a file; deploy/kubernetes/cluster.yaml is one to begin with"
+            "a kubernetes cluster needs the manifest of a DaskCluster: set manifest in the table [cluster] "
+            "of a file; deploy/kubernetes/cluster.yaml is an example"
         )
     if not described.manifest.is_file():
         raise FileNotFoundError(f"{described.manifest}: no such file, expected the manifest of a DaskCluster")
@@ -44,19 +47,19 @@ def checked_manifest(described: Kubernetes) -> Path:
 
 @contextmanager
 def kubernetes_cluster(described: Kubernetes, patience: float) -> Iterator[Executor]:
-    """The cluster of a manifest, or the one by its name that an earlier run left; taken down at the end.
+    """The cluster of a manifest, or an existing one of the same name, which is deleted at the end.
 
-    It begins when the first worker is there.
+    The body starts when the first worker has connected.
     """
     make, manifest = _kube_cluster(), checked_manifest(described)
     options = {"custom_cluster_spec": os.fspath(manifest), "namespace": described.namespace}
     try:
         cluster = make(**options, quiet=True)
-    except Exception as error:  # of whatever library failed on the way: there is no other name for them all
+    except Exception as error:  # of any library below, which have no common base class
         raise Stopped(
-            f"{manifest}: no Kubernetes cluster could be made of it ({type(error).__name__}: "
-            f"{cut(str(error))}); can 'kubectl get daskclusters' be run from here, and is Dask's operator "
-            "installed?"
+            f"{manifest}: the Kubernetes cluster could not be created ({type(error).__name__}: "
+            f"{cut(str(error))}); check that 'kubectl get daskclusters' works here, and that Dask's operator "
+            "is installed"
         ) from error
 
     def open_on(stack: ExitStack) -> Client:
@@ -72,5 +75,5 @@ def kubernetes_cluster(described: Kubernetes, patience: float) -> Iterator[Execu
         try:
             client.wait_for_workers(1, timeout=patience)
         except TimeoutError as error:
-            raise Stopped(f"no worker came within {patience:g} s; 'kubectl get pods' says why") from error
+            raise Stopped(f"no worker has connected within {patience:g} s; see 'kubectl get pods'") from error
         yield DistributedExecutor(client, patience)

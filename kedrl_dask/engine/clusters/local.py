@@ -1,4 +1,4 @@
-"""Worker processes on this machine, and clusters that somebody else has started."""
+"""Worker processes on this machine, and existing clusters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import dask
 from distributed import Client, LocalCluster
@@ -18,17 +17,17 @@ from kedrl_dask.utils.process import opened
 
 __all__ = ["QUIET", "WORKER_DASHBOARD", "cluster_at", "local_cluster"]
 
-#: What Dask does beside the work takes a twentieth of the cores that it shares with the work: its profiler,
-#: its watch on the event loop, and on processor and memory.
+#: Disables Dask's profiler, and makes its monitors of event loop, processor and memory run less often: by
+#: default, these take a twentieth of the processor time.
 QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "5s",
 }
-#: Workers have pages of their own, without TLS, and on their host's address unless told otherwise.
+#: Dashboards of workers have no TLS, and by default listen on their host's address.
 WORKER_DASHBOARD = "127.0.0.1:0"
 _ALLOCATION = "distributed.nanny.pre-spawn-environ.MALLOC"
-#: Bytes that a worker keeps when they are freed, and the size from which arrays have pages of their own.
+#: Amount of freed memory that a worker keeps, and the size above which arrays are mapped separately.
 KEEPS_MEMORY = {f"{_ALLOCATION}_TRIM_THRESHOLD_": 2**27, f"{_ALLOCATION}_MMAP_THRESHOLD_": 2**25}
 
 
@@ -41,14 +40,14 @@ def local_cluster(
     dashboard: str = "127.0.0.1:0",
     keeps_memory: bool = False,
 ) -> Iterator[Executor]:
-    """Worker processes on this machine with one thread each; stopped at the end.
+    """Worker processes on this machine with one thread each, which are stopped at the end.
 
-    Unless another host is given they can be reached from this machine alone; on another they speak TLS, with
-    the certificates given or temporary ones. The dashboard is on loopback, at any free port, unless asked
-    for elsewhere: it tells its visitors everything, and none needs a certificate.
+    By default, they can only be reached from this machine; on any other host they use TLS, with the given or
+    with temporary certificates. The dashboard requires no certificate and shows everything; it is on
+    loopback, at a free port, unless another address is given.
 
-    Workers give freed memory back at once. With ``keeps_memory`` they keep some of it, for tasks that are
-    whole fits: these would else have every array paged in anew, which takes a quarter of their time.
+    Workers return freed memory to the system at once. With ``keeps_memory`` they keep some of it, which saves
+    a quarter of the time of tasks that are whole fits, because their arrays need not be paged in again.
     """
     security = cluster_security(host, certificates)
 
@@ -78,9 +77,9 @@ def cluster_at(
 
 
 class _Caller(Client):
-    """A client that may be interrupted while it waits for a scheduler to answer: it closes itself then."""
+    """A client that closes itself if it is interrupted while it waits for the scheduler."""
 
-    def start(self, **options: Any) -> None:
+    def start(self, **options: object) -> None:
         try:
             super().start(**options)
         except BaseException:
@@ -90,7 +89,7 @@ class _Caller(Client):
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Processes started here inherit it: Ctrl-C reaches this process alone, and it stops the others."""
+    """Make new processes ignore Ctrl-C, so that only this process receives it and stops the others."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
-"""Keeps a cluster of jobs at its number: what the batch system no longer has is replaced.
+"""Maintains the number of jobs of a cluster: jobs that the batch system no longer lists are replaced.
 
-Dask itself learns of a job's end from the worker that disconnects. A job that is cancelled while it waits for
-its turn has no worker, and neither a fixed nor an adaptive cluster replaces it; a fixed one does not replace
-a lost worker either.
+Dask itself only learns about the end of a job when its worker disconnects. A pending job that is cancelled
+has no worker, so that neither a fixed nor an adaptive cluster replaces it. A fixed cluster does not even
+replace lost workers.
 """
 
 from __future__ import annotations
@@ -11,48 +11,56 @@ import logging
 import threading
 from collections.abc import Iterable
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING
 
 from distributed.core import Status
 
 from kedrl_dask.engine.clusters.batch_systems import Queue, QueueError
 from kedrl_dask.utils.checks import cut
 
+if TYPE_CHECKING:
+    from dask_jobqueue import JobQueueCluster
+
 __all__ = ["Watchdog"]
 
 logger = logging.getLogger(__name__)
 
-#: Times in a row that jobs may end before any worker was there; then no more are submitted.
+#: Number of consecutive times that jobs may end without ever having a worker, before submission stops.
 MOST_FAILURES = 5
 
 
 class Watchdog:
-    """Submits the jobs of a cluster, and those that replace them, from a thread of its own.
+    """Submits the jobs of a cluster and their replacements.
 
-    As a context manager it watches while its body runs, after the first jobs have been submitted.
+    A context manager that submits the first jobs, and watches them from its own thread during the body.
 
     Parameters
     ----------
     cluster : dask_jobqueue.JobQueueCluster
-        With no jobs yet.
+        Still without jobs.
     queue : Queue
-        The batch system that is to be asked.
+        The batch system.
     n_jobs : int
-        How many there are to be, or to be at first if ``bounds`` are given.
+        Number of jobs, or their initial number if ``bounds`` are given.
     bounds : tuple of two int, optional
-        Least and most jobs of a cluster whose number follows the work there is. Dask decides on it then, and
-        the watchdog only takes lost jobs off its list.
+        Minimum and maximum number of jobs of an adaptive cluster. Dask then decides on the number, and the
+        watchdog only removes lost jobs from its list.
     seconds : float
-        Time from one look to the next.
+        Interval between checks.
     """
 
     def __init__(
-        self, cluster: Any, queue: Queue, n_jobs: int, bounds: tuple[int, int] | None, seconds: float
+        self,
+        cluster: JobQueueCluster,
+        queue: Queue,
+        n_jobs: int,
+        bounds: tuple[int, int] | None,
+        seconds: float,
     ) -> None:
         self._cluster, self._queue, self._n_jobs, self._bounds = cluster, queue, n_jobs, bounds
         self._seconds = seconds
         names = (f"{cluster.name}-{number}" for number in count())
-        # Dask would use the name of a job that is gone again, which the scheduler may still have a worker by.
+        # Dask would reuse the name of a lost job, under which the scheduler may still know a worker.
         cluster._new_worker_name = lambda _: next(names)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="kedrl-watchdog", daemon=True)
@@ -60,7 +68,7 @@ class Watchdog:
         self._states: dict[str, str] = {}
 
     def __enter__(self) -> Watchdog:
-        """Submit the first jobs, and begin to watch.
+        """Submit the first jobs and start the thread.
 
         Raises
         ------
@@ -69,7 +77,7 @@ class Watchdog:
         """
         message = self._cluster.sync(self._correct, set(), self._n_jobs)
         if message:
-            raise ValueError(f"{self._queue.title} did not take the job: {message}")
+            raise ValueError(f"{self._queue.title} rejected the job: {message}")
         logger.info("%s jobs submitted: %s", self._queue.title, _words(self.jobs().values()))
         if self._bounds is not None:
             least, most = self._bounds
@@ -78,22 +86,22 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread; what it is submitting is finished first, so that it can be cancelled."""
+        """Stop the thread, after any submission in progress, so that all jobs can be cancelled."""
         self._stop.set()
         self._thread.join()
 
     @property
     def has_given_up(self) -> bool:
-        """Whether jobs ended so often without a worker that no more are submitted."""
+        """Whether submission has stopped because jobs ended too often without a worker."""
         return self._failures >= MOST_FAILURES
 
     @property
     def waiting_for(self) -> str:
-        """The state of the jobs in words, as the batch system gave it last."""
+        """Latest known state of the jobs, for messages."""
         return ", ".join(f"job {job} is {self._states.get(job, 'new')}" for job in self.jobs().values())
 
     def jobs(self) -> dict[str, str]:
-        """Ids of the jobs that were submitted and not seen to end, by the name of their workers."""
+        """Ids of the submitted jobs that are not known to have ended, by the name of their workers."""
         return self._cluster.sync(self._submitted)
 
     async def _submitted(self) -> dict[str, str]:
@@ -104,17 +112,17 @@ class Watchdog:
             try:
                 self._look()
             except QueueError as error:
-                logger.warning("%s; its jobs are looked for again in %g s", error, self._seconds)
+                logger.warning("%s; trying again in %g s", error, self._seconds)
 
     def _look(self) -> None:
         """Compare the cluster's jobs with those of the batch system once."""
-        jobs = self.jobs()  # first: a job that is submitted meanwhile is not in the answer
+        jobs = self.jobs()  # first, because a job submitted in between would not be in the answer
         self._states = self._queue.states()
         lost = {name for name, job in jobs.items() if job not in self._states}
         self._count_failures(lost)
         if self.has_given_up:
             logger.error(
-                "%s jobs ended %d times in a row before a worker of theirs was there; no more are submitted",
+                "%s jobs ended %d times in a row before any worker had started; no more are submitted",
                 self._queue.title,
                 MOST_FAILURES,
             )
@@ -123,13 +131,13 @@ class Watchdog:
         if lost:
             new = set(self.jobs().values()) - set(jobs.values())
             logger.warning(
-                "%s jobs ended before the work did: %s; in their place: %s",
+                "%s jobs ended prematurely: %s; replaced by: %s",
                 self._queue.title,
                 _words(jobs[name] for name in lost),
-                _words(new) or "as many as there is work for",
+                _words(new) or "as many as the work requires",
             )
         if message:
-            logger.warning("%s did not take a job: %s", self._queue.title, message)
+            logger.warning("%s rejected a job: %s", self._queue.title, message)
 
     def _count_failures(self, lost: set[str]) -> None:
         if self._cluster.scheduler_info["workers"]:
@@ -138,10 +146,10 @@ class Watchdog:
             self._failures += 1
 
     async def _correct(self, lost: set[str], n_jobs: int | None) -> str:
-        """Strike lost jobs off the cluster's list, fill it up, and have Dask submit what is new on it.
+        """Remove lost jobs from the cluster's list, fill the list up, and let Dask submit the new ones.
 
-        Returns what the batch system said against it, if it did. In the cluster's event loop, as its lists
-        are not safe elsewhere.
+        Runs in the event loop of the cluster, because its lists are not thread-safe. Returns the error
+        message of the batch system, or an empty string.
         """
         cluster = self._cluster
         for name in lost:
@@ -154,7 +162,7 @@ class Watchdog:
             message = _said(error)
         else:
             return ""
-        # Dask would take what was refused for a job that is on its way.
+        # Dask would regard a rejected job as pending.
         for name, job in list(cluster.workers.items()):
             if job.job_id is None:
                 job.status = Status.failed
@@ -168,6 +176,6 @@ def _words(jobs: Iterable[str]) -> str:
 
 
 def _said(error: Exception) -> str:
-    """The words of the batch system in dask-jobqueue's report of a command that failed."""
+    """The message of the batch system in dask-jobqueue's report of a failed command."""
     _, found, said = str(error).partition("stderr:\n")
     return cut(said if found else str(error))

@@ -14,21 +14,30 @@ from kedrl_dask.utils.checks import shown
 __all__ = ["checked_executor", "default_executor", "parse_memory"]
 
 
-def parse_memory(value: int | str) -> int:
-    """Bytes, from a number or from words such as "2 GiB"."""
+def parse_memory(value: object, name: str = "memory", least: int = 1) -> int:
+    """Bytes, from a number or from text.
+
+    Examples
+    --------
+    >>> parse_memory("2 GiB")
+    2147483648
+    """
     try:
         n_bytes = int(parse_bytes(value)) if isinstance(value, int | float | str) else 0
     except (ValueError, OverflowError):
         n_bytes = 0
-    if n_bytes <= 0 or isinstance(value, bool):
-        raise ValueError(f"memory must be a number of bytes or words such as '2 GiB', got {shown(value)}")
+    if n_bytes < least or isinstance(value, bool):
+        more = f", at least {least / 2**20:g} MiB" if least > 1 else ""
+        raise ValueError(
+            f"{name} must be a number of bytes or text such as '2 GiB'{more}, got {shown(value)}"
+        )
     return n_bytes
 
 
 def default_executor() -> Executor:
     """The active :class:`distributed.Client` if there is one, else threads in this process.
 
-    A client whose traffic others can read and forge is used with a warning.
+    Warns about a client whose traffic others can read and forge.
     """
     try:
         client = Client.current()
@@ -39,7 +48,7 @@ def default_executor() -> Executor:
 
 
 def checked_executor(given: Executor | None) -> Executor:
-    """The executor given, or the default one; anything else is refused."""
+    """The executor given, or the default one if there is none."""
     if given is None:
         return default_executor()
     if not isinstance(given, Executor):

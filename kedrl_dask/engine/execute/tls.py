@@ -1,4 +1,4 @@
-"""Who may talk to a cluster: a scheduler runs code for whoever reaches it, so it asks for certificates."""
+"""TLS for clusters: a scheduler runs code for anyone who can reach it, so it requires certificates."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["Certificates", "InsecureClusterWarning", "cluster_security", "is_loo
 
 
 class InsecureClusterWarning(UserWarning):
-    """A cluster can be reached from other machines, and asks nobody who they are."""
+    """A cluster can be reached from other machines without authentication."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files by which the scheduler, its workers and clients know each other.
+    """PEM files by which the scheduler, its workers and clients identify each other.
 
     Parameters
     ----------
     authority : path
-        Certificate of the authority that signed.
+        Certificate of the signing authority.
     certificate : path
-        The certificate of this cluster.
+        Certificate of this cluster.
     key : path
-        Its private key, which nobody but its owner may be able to read.
+        Its private key, which must be readable by its owner only.
     """
 
     authority: Path
@@ -40,7 +40,7 @@ class Certificates:
     key: Path
 
     def __post_init__(self) -> None:
-        """Refuse files that are not there, and a key that is no secret."""
+        """Check that the files exist and that the key is private."""
         for name in ("authority", "certificate", "key"):
             path = checked_path(getattr(self, name), name)
             object.__setattr__(self, name, path)
@@ -49,11 +49,11 @@ class Certificates:
         mode = stat.S_IMODE(os.stat(self.key).st_mode)
         if mode & 0o077:
             raise PermissionError(
-                f"{self.key}: has mode {mode:04o}, so that others can read the private key; chmod 600 it"
+                f"{self.key}: has mode {mode:04o}, so that others can read the private key; use chmod 600"
             )
 
     def security(self) -> Security:
-        """What Dask asks for; connections that are not encrypted are refused."""
+        """Dask's form of the certificates; unencrypted connections are refused."""
         own = {
             f"tls_{role}_{part}": os.fspath(path)
             for role in ("scheduler", "worker", "client")
@@ -63,20 +63,20 @@ class Certificates:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can be reached from this machine alone."""
+    """Whether a host name or address can only be reached from this machine."""
     host = host.strip("[]").partition("%")[0]
     if host == "localhost":
         return True
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name, which may lead anywhere
+    except ValueError:  # a name, which may resolve to any address
         return False
 
 
 def cluster_security(host: str, certificates: Certificates | None = None) -> Security | None:
-    """What a cluster that listens on ``host`` needs: TLS, and nothing on loopback unless it is given.
+    """Security of a cluster that listens on ``host``: TLS, which is optional on loopback.
 
-    Without certificates, temporary ones are made that exist in the memory of this cluster's processes only.
+    Without certificates, temporary ones are created, which only exist in memory of the cluster's processes.
     """
     if certificates is not None:
         return certificates.security()
@@ -92,7 +92,7 @@ def cluster_security(host: str, certificates: Certificates | None = None) -> Sec
 
 
 def warn_of_plain_text(client: Client) -> None:
-    """Warn of a client's cluster that others can reach and that asks for no certificate."""
+    """Warn if the cluster of a client can be reached by others without a certificate."""
     address = client.scheduler.address if client.scheduler is not None else ""
     scheme, host = urlsplit(address).scheme, urlsplit(address).hostname or ""
     if scheme in ("", "inproc", "tls", "wss") or is_loopback(host):

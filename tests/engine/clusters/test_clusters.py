@@ -64,28 +64,28 @@ def test_describe__what_the_table_says(tmp_path):
     [
         ({}, "kind must be one of threads, local, slurm, pbs, sge, lsf, kubernetes, address, got None"),
         ({"kind": "slrum"}, "kind must be one of .* got 'slrum'"),
-        ({"kind": "local", "jobs": 3}, "jobs is no key of a local cluster"),
+        ({"kind": "local", "jobs": 3}, "jobs is not a key of a local cluster; its keys are kind"),
         ({"kind": "local", "workers": 0}, "workers must be a whole number from 1"),
         ({"kind": "local", "workers": True}, "workers must be a whole number"),
         ({"kind": "local", "host": "a b"}, "host must be a host name or address"),
         ({"kind": "address", "address": "host:1"}, "address must be the address of a scheduler, tls://"),
-        (SLURM | {"memory": "much"}, "memory must be words such as '16 GiB', a MiB at least, got 'much'"),
-        (SLURM | {"memory": 16}, "memory must be words such as '16 GiB'"),
-        (SLURM | {"walltime": "30"}, "walltime must be a minute at least, as .*got '30'"),
+        (SLURM | {"memory": "much"}, "memory must be .* text such as '2 GiB', at least 1 MiB, got 'much'"),
+        (SLURM | {"memory": 16}, "memory must be .* at least 1 MiB, got 16"),
+        (SLURM | {"walltime": "30"}, "walltime must be at least a minute, as .*got '30'"),
         (SLURM | {"walltime": "4:00"}, "walltime must be .*got '4:00'"),
         (SLURM | {"walltime": 240}, "walltime must be .*got 240"),
         (SLURM | {"queue": "a; rm -rf b"}, "queue must be the name of a queue"),
-        (SLURM | {"queue": "a\n#SBATCH -w b"}, "queue must be text of one line"),
+        (SLURM | {"queue": "a\n#SBATCH -w b"}, "queue must be a single line of text"),
         (SLURM | {"interface": "$(id)"}, "interface must be the name of a network interface"),
         (SLURM | {"local_directory": "/a b"}, "local_directory must be a path without spaces"),
         (SLURM | {"local_directory": "/a;b"}, "local_directory must be a path without spaces"),
         (SLURM | {"log_directory": "my logs"}, "log_directory must be a path without spaces"),
         (SLURM | {"directives": "--exclusive"}, "directives must be a list of lines"),
-        (SLURM | {"directives": ["--a\nrm b"]}, "directives must be text of one line"),
-        (SLURM | {"processes": 5}, "processes must not be above cores, got 5 and 4"),
-        (SLURM | {"jobs": 2, "maximum": 4}, "jobs is a fixed number and does not go with"),
+        (SLURM | {"directives": ["--a\nrm b"]}, "directives must be a single line of text"),
+        (SLURM | {"processes": 5}, "processes must not exceed cores, got 5 and 4"),
+        (SLURM | {"jobs": 2, "maximum": 4}, "jobs is a fixed number and cannot be combined with"),
         (SLURM | {"minimum": 2}, "minimum needs a maximum"),
-        (SLURM | {"minimum": 5, "maximum": 4}, "minimum must not be above maximum, got 5 and 4"),
+        (SLURM | {"minimum": 5, "maximum": 4}, "minimum must not exceed maximum, got 5 and 4"),
         (SLURM | {"authority": "ca.pem"}, "authority, certificate and private_key go together"),
         ({"kind": "kubernetes", "namespace": "A_b"}, "namespace must be the name of a namespace"),
     ],
@@ -131,13 +131,13 @@ def test_option__takes_the_rest_from_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("slrum", "'slrum' is no kind of cluster; there are threads, local"),
+        ("slrum", "'slrum' is not a kind of cluster; choose one of threads, local"),
         ("local=0", "workers must be a whole number from 1"),
         ("local=many", "workers must be a whole number"),
         ("local=", "workers must be a whole number"),
         ("slurm=99999999999999", "jobs must be a whole number"),
         ("address=host", "address must be the address of a scheduler"),
-        ("", "'' is no kind of cluster"),
+        ("", "'' is not a kind of cluster"),
     ],
 )
 def test_option__bad_usage(text, message, capsys):
@@ -152,7 +152,7 @@ def test_open__threads_none_and_address(monkeypatch):
     with open_cluster(Threads(threads=2)) as executor:
         assert isinstance(executor, ThreadExecutor)
         assert executor.n_threads == 2
-    with pytest.raises(ValueError, match="which scheduler"), open_cluster(Address()):
+    with pytest.raises(ValueError, match="the address of the scheduler is missing"), open_cluster(Address()):
         pass
 
 
@@ -225,7 +225,7 @@ def test_job_script__of_each_batch_system(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", BATCH)
 def test_job_script__what_is_left_out_is_the_sites(kind):
-    with pytest.raises(ValueError, match=f"a {kind} cluster needs the cores of a job: give cores in the"):
+    with pytest.raises(ValueError, match=f"a {kind} cluster needs the cores of a job: set cores in the"):
         job_script(Jobs(kind=kind))
     given = {"cores": 2, "memory": "2GB", "queue": "site", "job-extra-directives": ["-y two"]}
     site = {f"jobqueue.{kind}.{key}": value for key, value in given.items()}
@@ -287,7 +287,7 @@ def programs(tmp_path, monkeypatch):
 def test_missing_commands__are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
-        pytest.raises(ValueError, match="the command sbatch is not found: Slurm jobs are submitted from"),
+        pytest.raises(ValueError, match="the command sbatch is not found: submit Slurm jobs from a"),
         open_cluster(describe_cluster(SLURM | {"interface": "lo"}, tmp_path)),
     ):
         pass
@@ -427,7 +427,7 @@ def test_verb__without_the_batch_system(tmp_path, monkeypatch, capsys):
     [
         ([], {"kind": "threads"}),
         (["--cluster", "threads=3"], {"kind": "threads", "threads": 3}),
-        (["--cluster", "local=2"], {"kind": "local", "workers": 2, "tls": "none, as it is on loopback"}),
+        (["--cluster", "local=2"], {"kind": "local", "workers": 2, "tls": "none, because it is on loopback"}),
     ],
 )
 def test_verb__of_this_machine(arguments, expected, capsys):
