@@ -262,15 +262,17 @@ def test_simulate__interrupted_overwrite_keeps_the_earlier_store(tmp_path, monke
 
 def test_simulate__failing_move_puts_the_earlier_store_back(tmp_path, monkeypatch):
     simulate(tmp_path / "store")
-    before, rename = content(tmp_path), Path.rename
+    before, rename, refused = content(tmp_path), os.rename, []
 
-    def refuse_new(self, target):
-        if self.name == "new":
+    def refuse_new(source, target):
+        if target == tmp_path / "store" and not refused:
+            refused.append(source)
             raise PermissionError(13, "Permission denied", str(target))
-        return rename(self, target)
+        rename(source, target)
 
-    monkeypatch.setattr(Path, "rename", refuse_new)
+    monkeypatch.setattr(os, "rename", refuse_new)
     assert simulate(tmp_path / "store", "--overwrite", transitions=90) == 2
+    assert refused
     assert content(tmp_path) == before
 
 
