@@ -28,8 +28,8 @@ __all__ = [
     "SYSTEMS",
     "TEST_POINTS_UNIFORM_GAUSSIAN",
     "LinearGaussianSystem",
-    "Pair",
     "PaperSettings",
+    "PolicyPair",
     "System",
     "TerminatingSystem",
     "simulate",
@@ -70,12 +70,16 @@ class PaperSettings:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PolicyPair:
     """Behaviour policy that generates the data, target policy to evaluate, the paper's settings."""
 
     behavior: LocationScale
     target: LocationScale
     settings: PaperSettings
+
+
+#: The former name.
+Pair = PolicyPair
 
 
 def _uniform(weights: tuple[float, ...], lower: float, upper: float) -> Uniform:
@@ -91,33 +95,33 @@ _UNIFORM_LOGISTIC_SLOPE = (0.08, -0.12, 0.16, -0.42, -0.02)
 _GAUSSIAN_BEHAVIOR = Gaussian(_GAUSSIAN_SLOPE, bias=0.02, scale=np.exp(-1.60))
 _LOGISTIC_BEHAVIOR = Logistic(_LOGISTIC_SLOPE, bias=0.03, scale=np.exp(-1.80))
 
-PAIRS: dict[str, Pair] = {
-    "gaussian-uniform": Pair(
+PAIRS: dict[str, PolicyPair] = {
+    "gaussian-uniform": PolicyPair(
         _GAUSSIAN_BEHAVIOR,
         _uniform(_GAUSSIAN_SLOPE, -0.16, 0.20),
         PaperSettings(320, 1024, 0.0020, 0.004, 1.80, 1.00, 7000, 256, 4.0, 2e-4, 5e-5),
     ),
-    "gaussian-logistic": Pair(
+    "gaussian-logistic": PolicyPair(
         _GAUSSIAN_BEHAVIOR,
         Logistic(_GAUSSIAN_SLOPE, bias=0.02, scale=np.exp(-2.80)),
         PaperSettings(320, 1024, 0.0025, 0.006, 1.65, 0.95, 7000, 256, 3.5, 2e-4, 5e-5),
     ),
-    "logistic-uniform": Pair(
+    "logistic-uniform": PolicyPair(
         _LOGISTIC_BEHAVIOR,
         _uniform(_LOGISTIC_SLOPE, -0.15, 0.21),
         PaperSettings(260, 768, 0.0040, 0.014, 1.35, 0.85, 6000, 200, 2.0, 2.5e-4, 5e-5),
     ),
-    "logistic-gaussian": Pair(
+    "logistic-gaussian": PolicyPair(
         _LOGISTIC_BEHAVIOR,
         Gaussian(_LOGISTIC_SLOPE, bias=0.03, scale=np.exp(-2.70)),
         PaperSettings(280, 768, 0.0040, 0.016, 1.50, 0.90, 6500, 200, 2.5, 2.5e-4, 5e-5),
     ),
-    "uniform-gaussian": Pair(
+    "uniform-gaussian": PolicyPair(
         _uniform(_UNIFORM_GAUSSIAN_SLOPE, -0.725, 0.775),
         Gaussian(_UNIFORM_GAUSSIAN_SLOPE, bias=0.025, scale=np.exp(-2.60)),
         PaperSettings(250, 768, 0.0030, 0.012, 1.25, 0.85, 5500, 150, 1.5, 3e-4, 5e-5),
     ),
-    "uniform-logistic": Pair(
+    "uniform-logistic": PolicyPair(
         _uniform(_UNIFORM_LOGISTIC_SLOPE, -0.72, 0.78),
         Logistic(_UNIFORM_LOGISTIC_SLOPE, bias=0.03, scale=np.exp(-2.80)),
         PaperSettings(220, 640, 0.0040, 0.018, 1.20, 0.80, 5000, 150, 1.4, 3e-4, 8e-5),
@@ -144,7 +148,7 @@ TEST_POINTS_UNIFORM_GAUSSIAN = (_TEST_POINTS[:, :5], _TEST_POINTS[:, 5:])
 
 
 def simulate(
-    policy: Pair | Policy,
+    policy: PolicyPair | Policy,
     n_episodes: int = 300,
     n_steps: int = 50,
     burn_in: int = 100,
@@ -157,7 +161,7 @@ def simulate(
 
     Parameters
     ----------
-    policy : Pair or Policy
+    policy : PolicyPair or Policy
         The policy that acts; of a pair, the behaviour policy.
     n_episodes, n_steps : int
         Episodes, and recorded time points of each; fewer where the system ends the episode.
@@ -187,7 +191,7 @@ def simulate(
 
 def write(
     path: str | PathLike[str],
-    policy: Pair | Policy,
+    policy: PolicyPair | Policy,
     n_transitions: int = 14_700,
     n_steps: int = 50,
     burn_in: int = 100,
@@ -224,11 +228,11 @@ def write(
     return TransitionStore.open(path)
 
 
-def _acting_policy(policy: Pair | Policy, burn_in: int, system: System) -> Policy:
+def _acting_policy(policy: PolicyPair | Policy, burn_in: int, system: System) -> Policy:
     """Policy that generates the data, once it is known that it can."""
     if burn_in < 0:
         raise ValueError(f"burn_in must be at least 0, got {burn_in}")
-    acting: Policy = policy.behavior if isinstance(policy, Pair) else policy
+    acting: Policy = policy.behavior if isinstance(policy, PolicyPair) else policy
     if acting.action_dim not in (None, system.action_dim):
         raise ValueError(f"policy has {acting.action_dim} action coordinates, the system {system.action_dim}")
     return acting

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.studies.profiles import Profile, prepare, settings
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Matrices, Matrix, Points, Record, Vector
 
 __all__ = ["FIT_METRICS", "MONTE_CARLO_RETURNS", "POINT_METRICS", "compare", "unshifted_risk"]
 
@@ -26,7 +25,7 @@ POINT_METRICS = {
     "mae": "mean absolute error over that grid",
     "mmd": "norm of the error in the RKHS of the return kernel",
     "bellman_risk": "squared projected Bellman residual at the point",
-    "unshifted_risk": "the same without the reward shift, as the authors' code has it",
+    "unshifted_risk": "the same without the reward shift, as in the authors' code",
     "coefficient_mass": "sum of the coefficients at the point; 1 is right",
 }
 FIT_METRICS = {
@@ -34,7 +33,7 @@ FIT_METRICS = {
     "held_out_unshifted_risk": "the same without the reward shift",
     "criterion": "the criterion at the coefficients",
     "certificate": "relative norm of its preconditioned gradient",
-    "converged": "1 if the solver ended by its own criterion",
+    "converged": "1 if the solver reached its tolerance",
     "ratio_correlation": "correlation of the estimated density ratio with the true one at logged successors",
     "ratio_ess": "effective sample size of the estimated density ratio, as a share of the transitions",
     "seconds": "wall time of the fit on one thread",
@@ -42,11 +41,11 @@ FIT_METRICS = {
 
 #: Returns of each point in one Monte Carlo reference (tab:sim_shared_params).
 MONTE_CARLO_RETURNS = 10_000
-#: Episodes of the independent data, at whose states the Bellman risk is taken.
+#: Episodes of the independent data at whose states the Bellman risk is evaluated.
 HELD_OUT_EPISODES = 20
 #: Successors at which the ratio is compared with the truth.
 RATIO_SAMPLE = 5_000
-# No replicate has this seed.
+# A seed that no replicate has.
 _HELD_OUT_SEED = 20_260_102
 
 
@@ -56,9 +55,9 @@ def compare(
     profile: Profile,
     replicate: int,
     transitions: int,
-    parameters: dict[str, Any],
+    parameters: Record,
     monte_carlo: int = 0,
-) -> dict[str, Any]:
+) -> Record:
     """Simulate, fit in this thread, and compare with the truth at the pair's points.
 
     Parameters
@@ -70,15 +69,15 @@ def compare(
         Seed of data and fit.
     transitions : int
     parameters : dict
-        Parameters of :class:`KEDRL`, all of them but those that :func:`prepare` takes from the data.
+        Parameters of :class:`KEDRL`, except for those that :func:`prepare` takes from the data.
     monte_carlo : int
         Repeats of the Monte Carlo reference; see :func:`repeated_monte_carlo`.
 
     Returns
     -------
     dict
-        Lists over the points by the names of ``POINT_METRICS``, under ``fit`` numbers by those of
-        ``FIT_METRICS``, and ``monte_carlo`` if it was asked for.
+        A list over the points for each of ``POINT_METRICS``, under ``fit`` a number for each of
+        ``FIT_METRICS``, and ``monte_carlo`` if it was requested.
     """
     policies = simulation.PAIRS[pair]
     store = simulation.write(work / "data", policies, transitions, seed=replicate)
@@ -91,14 +90,14 @@ def compare(
     law = truth.return_law(state, action, policies.target, model.discount)
     at = truth.evaluation_grid(law)
     weights, estimate = model.weights(state, action), model.embed(state, action, at=at)
-    result: dict[str, Any] = {
+    at_points = {
         **truth.embedding_errors(estimate, law.embed(at, model.return_kernel_)),
         "mmd": law.rkhs_error(weights, model.grid_, model.return_kernel_),
         "bellman_risk": model.bellman_risk(state, action),
         "unshifted_risk": unshifted_risk(model, state, action),
         "coefficient_mass": weights.sum(axis=1),
     }
-    result = {name: values.tolist() for name, values in result.items()}
+    result: Record = {name: values.tolist() for name, values in at_points.items()}
     result["fit"] = _facts_of_fit(model, store, pair) | {"seconds": seconds}
     if monte_carlo:
         rng = np.random.default_rng([replicate, 21])
@@ -107,11 +106,11 @@ def compare(
     return result
 
 
-def unshifted_risk(model: KEDRL, state: Array, action: Array) -> Array:
+def unshifted_risk(model: KEDRL, state: Points, action: Actions) -> Vector:
     """(u − v)ᵀK_Z(u − v) with u = Bᵀk_L(x) and v = BᵀΦ_L(x); (n,).
 
-    What the authors' code reports as the held-out risk. The supplement (app:heldout_residual_details) says
-    that it is not the projected Bellman residual; that is ``model.bellman_risk``.
+    The authors' code reports this as the held-out risk. According to the supplement
+    (app:heldout_residual_details) it is not the projected Bellman residual, which is ``model.bellman_risk``.
     """
     chunk, _ = model.operators_(np.hstack([state, action]))
     difference = (chunk.basis - chunk.continuation) @ model.coefficients_
@@ -119,12 +118,17 @@ def unshifted_risk(model: KEDRL, state: Array, action: Array) -> Array:
 
 
 def repeated_monte_carlo(
-    estimate: Array, law: truth.ReturnLaw, at: Array, model: KEDRL, repeats: int, rng: np.random.Generator
-) -> dict[str, Array]:
+    estimate: Matrix,
+    law: truth.ReturnLaw,
+    at: Matrices,
+    model: KEDRL,
+    repeats: int,
+    rng: np.random.Generator,
+) -> dict[str, Matrix]:
     """Errors of a fixed estimate against repeated Monte Carlo references (app:mc-repeat-target).
 
-    Each repeat draws ``MONTE_CARLO_RETURNS`` independent returns of each point. The supplement gives this
-    number for the benchmark, and none for the repeats.
+    Each repeat draws ``MONTE_CARLO_RETURNS`` independent returns of each point: the supplement gives this
+    number for the benchmark, but none for the repeats.
 
     Returns
     -------
@@ -156,7 +160,7 @@ def _facts_of_fit(model: KEDRL, store: TransitionStore, pair: str) -> dict[str, 
     return {name: value if value is None or isfinite(value) else None for name, value in facts.items()}
 
 
-def _ratio_correlation(model: KEDRL, store: TransitionStore, policies: simulation.Pair) -> float:
+def _ratio_correlation(model: KEDRL, store: TransitionStore, policies: simulation.PolicyPair) -> float:
     """Correlation of η̂ with π/β at logged successors."""
     sample = store.sample(RATIO_SAMPLE, np.random.default_rng([model.random_state, 12]))
     state, action = sample.next_state, sample.next_action
@@ -166,6 +170,6 @@ def _ratio_correlation(model: KEDRL, store: TransitionStore, policies: simulatio
     return float(np.corrcoef(estimate(np.hstack([state, action])), np.exp(log_ratio))[0, 1])
 
 
-def parameters_of(pair: str, profile: Profile, seed: int, **changes: Any) -> dict[str, Any]:
-    """Parameters of :class:`KEDRL` for :func:`compare`: those of the profile, some of them changed."""
+def parameters_of(pair: str, profile: Profile, seed: int, **changes: object) -> Record:
+    """Parameters of :class:`KEDRL` for :func:`compare`: those of the profile, with some changes."""
     return settings(simulation.PAIRS[pair], profile, seed) | changes

@@ -1,34 +1,31 @@
-"""Do the bootstrap's intervals cover? Many small datasets, each with a fit, its bootstrap, and the truth."""
+"""Coverage of the bootstrap's intervals, on many small datasets of which the truth is known."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.benchmark_points import evaluation_points
 from kedrl_dask.datasets.true_marginals import CentredMarginal
 from kedrl_dask.engine.execute.threads import ThreadExecutor
-from kedrl_dask.engine.storage.manifest import write_json
+from kedrl_dask.estimator.bootstrap import Interval
 from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.studies.cell import parameters_of
-from kedrl_dask.studies.runner import Cell, Records, run_cells
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.studies.output import TextTable, print_tables, write_results
+from kedrl_dask.studies.runner import Cell, Outcome, Records, run_cells
+from kedrl_dask.utils.arrays import Mask, Matrix, Points, Record
 
-__all__ = ["REDUCED", "STUDY", "Outcome", "cover", "render", "run"]
+__all__ = ["REDUCED", "STUDY", "cover", "render", "run"]
 
 
 STUDY = "coverage"
 #: Sizes of a fit that takes seconds; the bootstrap takes as long for every ten replicates.
 REDUCED = {"n_atoms": 100, "n_basis": 150, "n_landmarks": 200, "n_features": 128, "n_conditioning": 1_000}
-#: Values of the embedding that are looked at, for each point.
+#: Values of the embedding that are examined at each point.
 N_VALUES = 20
 #: Levels of the true distribution function, and share of the tail mean.
 CDF_LEVELS, TAIL = (0.1, 0.25, 0.5, 0.75, 0.9), 0.1
@@ -40,13 +37,6 @@ QUANTITIES = {
 }
 
 
-class Outcome(NamedTuple):
-    """What a study gives."""
-
-    records: Records
-    summary: dict[str, Any]
-
-
 def cover(
     work: Path,
     pair: str,
@@ -54,9 +44,9 @@ def cover(
     transitions: int,
     bootstrap: int,
     level: float,
-    parameters: dict[str, Any],
-) -> dict[str, Any]:
-    """Simulate, fit and bootstrap in this thread, and see which intervals hold the truth.
+    parameters: Record,
+) -> Record:
+    """Simulate, fit and bootstrap in this thread, and find which intervals contain the truth.
 
     Parameters
     ----------
@@ -68,19 +58,19 @@ def cover(
     transitions, bootstrap : int
         Size of the dataset, and replicates of the bootstrap.
     level : float
-        Probability with which intervals are to cover.
+        Nominal coverage of the intervals.
     parameters : dict
         Parameters of :class:`KEDRL`.
 
     Returns
     -------
     dict
-        For each of ``QUANTITIES`` lists over its entries: ``covered``, ``covered_unbiased`` by intervals that
-        allow for no bias, ``error`` of the estimate and its ``standard_error``.
+        For each of ``QUANTITIES`` lists over its entries: ``covered``, ``covered_unbiased`` (by intervals
+        that allow for no bias), the ``error`` of the estimate and its ``standard_error``.
     """
     policies = simulation.PAIRS[pair]
     store = simulation.write(work / "data", policies, transitions, seed=replicate)
-    shared: dict[str, Any] = {"executor": ThreadExecutor(1), "cache": work / "cache", "progress": "none"}
+    shared: Record = {"executor": ThreadExecutor(1), "cache": work / "cache", "progress": "none"}
     model = KEDRL(**parameters).fit(store, policies.target, **shared)
     replicates = model.bootstrap(
         store, policies.target, n_replicates=bootstrap, random_state=replicate, **shared
@@ -102,13 +92,12 @@ def cover(
     )
     values = np.hstack(list(true.values()))
 
-    def holds(**options: Any) -> Array:
-        low, high = draws.interval(level, **options)
-        return (low <= values) & (values <= high)
+    def covers(interval: Interval) -> Mask:
+        return (interval.low <= values) & (values <= interval.high)
 
     by_entry = {
-        "covered": holds(),
-        "covered_unbiased": holds(bias=0.0),
+        "covered": covers(draws.interval(level)),
+        "covered_unbiased": covers(draws.interval(level, bias=0.0)),
         "error": draws.estimate - values,
         "standard_error": draws.standard_error,
     }
@@ -119,9 +108,9 @@ def cover(
     }
 
 
-def _summaries(fit: KEDRL, state: Array, action: Array, thresholds: list[Array]) -> Array:
+def _summaries(fit: KEDRL, state: Points, action: Points, thresholds: list[Matrix]) -> Matrix:
     """Means, distribution function at each point's thresholds, and tail means of the recovered laws."""
-    # Whatever speaks against a fit: the study is of how often its intervals hold.
+    # No finding is refused: the study is about how often intervals cover.
     laws, points = fit.recover(state, action, accept=tuple(CODES)), np.arange(len(state))
     below = [
         np.stack([laws.cdf(t, c)[points, points] for t in at.T], axis=1) for c, at in enumerate(thresholds)
@@ -139,24 +128,20 @@ def run(
     bootstrap: int = 30,
     level: float = 0.9,
     workers: int | None = 0,
-    **parameters: Any,
+    **parameters: object,
 ) -> Outcome:
-    """Run what is missing of the study, and count.
+    """Run the missing cells of the study, and count how often intervals contain the truth.
 
     Parameters
     ----------
-    output : path
-        New or empty directory, or that of an earlier run, of which finished cells are kept.
+    output, workers
+        As in :func:`~kedrl_dask.studies.runner.run_cells`.
     pair : str
         A key of :data:`~kedrl_dask.datasets.simulation.PAIRS`.
     replicates, transitions : int
         Independent datasets, and the transitions of each.
-    bootstrap : int
-        Bootstrap replicates of each fit.
-    level : float
-        Probability with which intervals are to cover.
-    workers : int
-        Worker processes of a local cluster; 0 uses the active client, or threads of this process.
+    bootstrap, level
+        As in :func:`cover`.
     **parameters
         Parameters of :class:`~kedrl_dask.KEDRL` in place of ``REDUCED``.
     """
@@ -164,24 +149,24 @@ def run(
         raise ValueError(f"coverage: bootstrap must be at least 2, got {bootstrap}")
     if not 0 < level < 1:
         raise ValueError(f"coverage: level must lie strictly between 0 and 1, got {level!r}")
-    output = Path(output)
-    fixed = {"pair": pair, "transitions": transitions, "bootstrap": bootstrap, "level": level}
+    output, sizes = Path(output), {**REDUCED, **parameters}
+    fixed = {"transitions": transitions, "bootstrap": bootstrap, "level": level}
     cells = [
-        Cell(
+        Cell.build(
             {"pair": pair, "replicate": replicate},
-            {**fixed, "replicate": replicate}
-            | {"parameters": parameters_of(pair, "auto", replicate, **(REDUCED | parameters))},
+            parameters=parameters_of(pair, "auto", replicate, **sizes),
+            **fixed,
         )
         for replicate in range(replicates)
     ]
-    records = run_cells(output, STUDY, cover, cells, workers, Reporter())
-    summary = _summarise(records, fixed)
-    write_json(output / "summary.json", summary)
-    return Outcome(records, summary)
+    records = run_cells(output, STUDY, cover, cells, workers)
+    summary = records.summary(STUDY, pair=pair, **fixed, results=_results(records))
+    write_results(output, summary)
+    return Outcome(records, summary, {})
 
 
-def _summarise(records: Records, fixed: dict[str, Any]) -> dict[str, Any]:
-    """Coverage of each quantity with its standard error over datasets, and what it misses."""
+def _results(records: Records) -> Record:
+    """Coverage of each quantity with its standard error over datasets, and what explains it."""
     results = {}
     for quantity, meaning in QUANTITIES.items():
         covered, unbiased, error, standard_error = (
@@ -203,34 +188,29 @@ def _summarise(records: Records, fixed: dict[str, Any]) -> dict[str, Any]:
             "deviation": float(np.sqrt(variance.mean())),
             "standard_error": float(np.sqrt((standard_error**2).mean())),
         }
-    return records.summary(STUDY, **fixed, results=results)
+    return results
 
 
-def render(summary: dict[str, Any], console: Console) -> None:
+def render(summary: Record, console: Console) -> None:
     """Print the coverage, and what explains it."""
-    table = Table(
-        title=f"Coverage of {summary['level']:.0%} intervals over {summary['cells']} datasets of "
-        f"{summary['transitions']:,} transitions, {summary['bootstrap']} bootstrap replicates",
-        title_justify="left",
-        caption="±: standard error over datasets. Unbiased: by intervals that allow for no bias. Lowest: of "
-        "a single entry. Bias: root mean square of what the estimates are off on average, which no "
-        "resampling sees; sd: what they vary by between datasets; s.e.: what the bootstrap says of that.",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
-    table.add_column("", no_wrap=True)
-    for name in ("coverage", "±", "unbiased", "lowest", "bias", "sd", "s.e."):
-        table.add_column(name, justify="right")
-    for row in summary["results"].values():
-        uncertain = row["coverage_error"]
-        table.add_row(
+    rows = [
+        (
             row["meaning"],
             f"{row['coverage']:.1%}",
-            "" if uncertain is None else f"{uncertain:.1%}",
+            "" if row["coverage_error"] is None else f"{row['coverage_error']:.1%}",
             f"{row['coverage_unbiased']:.1%}",
             f"{row['lowest']:.0%}",
             *(f"{row[name]:.4f}" for name in ("bias", "deviation", "standard_error")),
         )
-    console.print(table)
+        for row in summary["results"].values()
+    ]
+    table = TextTable(
+        f"Coverage of {summary['level']:.0%} intervals over {summary['cells']} datasets of "
+        f"{summary['transitions']:,} transitions, {summary['bootstrap']} bootstrap replicates",
+        ("", "coverage", "±", "unbiased", "lowest", "bias", "sd", "s.e."),
+        rows,
+        "±: standard error over datasets. Unbiased: coverage of intervals that allow for no bias. Lowest: "
+        "coverage of a single entry. Bias: root mean square of the mean error, which resampling cannot show; "
+        "sd: standard deviation between datasets; s.e.: its estimate by the bootstrap.",
+    )
+    print_tables([table], console)

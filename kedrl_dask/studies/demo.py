@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,23 +19,23 @@ from kedrl_dask.datasets.benchmark_points import evaluation_points
 from kedrl_dask.engine.clusters.local import local_cluster
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.atomic import cleaned_up, remove
-from kedrl_dask.engine.storage.manifest import write_json
+from kedrl_dask.engine.storage.manifest import read_json, write_json
 from kedrl_dask.engine.storage.untrusted import check_parent
-from kedrl_dask.estimator.fitted.findings import did_its_work
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.report import terminal
 from kedrl_dask.studies import profiles
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.studies.cell import parameters_of
+from kedrl_dask.utils.arrays import Matrix, Record, Vector
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["Outcome", "run"]
 
 
 KIND = "kedrl demo"
-#: What a demo leaves behind, in the order in which it is removed; the last to appear is the summary.
+#: Files and directories of a demo, in the order in which they are removed; the summary appears last.
 WRITTEN = ("summary.json", "data", "model", "plots", "report.html")
-#: Where it is made before it is complete.
+#: Directory of an incomplete demo.
 PARTIAL = ".kedrl-demo-partial"
 #: Inputs whose coefficients are drawn.
 N_INPUTS = 1_000
@@ -44,26 +43,19 @@ N_INPUTS = 1_000
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Estimated and true embedding (n, g) on the grids ``at`` (n, g, d) of n points, and the errors."""
+    """Estimated and true embedding (n, g) at n points, and the errors."""
 
-    law: truth.ReturnLaw
-    at: Array
-    estimate: Array
-    true: Array
-    errors: dict[str, Array]
+    estimate: Matrix
+    true: Matrix
+    errors: dict[str, Vector]
 
 
 class Outcome(NamedTuple):
-    """What a demonstration gives: the model, its errors (n,) by name, and the summary."""
+    """What a demonstration returns: the model, its errors (n,) by name, and the summary."""
 
     model: KEDRL
-    errors: dict[str, Array]
-    summary: dict[str, Any]
-
-    @property
-    def did_its_work(self) -> bool:
-        """Whether the solver did what it was asked for."""
-        return did_its_work(self.model.fitted_)
+    errors: dict[str, Vector]
+    summary: Record
 
 
 def run(
@@ -76,12 +68,12 @@ def run(
     workers: int = 0,
     draw: bool = True,
     overwrite: bool = False,
-    **parameters: Any,
+    **parameters: object,
 ) -> Outcome:
     """Simulate, fit, compare with the truth, and write everything into a directory.
 
     The directory gets ``data`` and ``model`` (Zarr), ``plots`` (PNG), ``report.html`` and ``summary.json``,
-    all at once when everything is complete: after an error or an interruption nothing is left.
+    all at once when everything is complete: an error or an interruption leaves nothing.
 
     Parameters
     ----------
@@ -107,7 +99,7 @@ def run(
     """
     start = time.perf_counter()
     policies = simulation.PAIRS[pair]
-    model = KEDRL(**(profiles.settings(policies, profile, seed) | parameters))
+    model = KEDRL(**parameters_of(pair, profile, seed, **parameters))
     reporter = Reporter()
     with _complete_or_absent(Path(output), overwrite) as path:
         with reporter.stage("simulation", transitions) as advance:
@@ -123,23 +115,21 @@ def run(
         with reporter.stage("report"):
             content = reporting.from_model(model, str(output), np.hstack(evaluation_points(pair)))
             reporting.write(content, path / "report.html")
-        request = {"pair": pair, "profile": profile, "seed": seed, "workers": workers}
-        summary = _summarise(model, evaluation, request, time.perf_counter() - start)
+        summary: Record = {
+            "kind": KIND,
+            "version": __version__,
+            "pair": pair,
+            "profile": profile,
+            "seed": seed,
+            "workers": workers,
+            "points": np.hstack(evaluation_points(pair)).tolist(),
+            "errors": terminal.errors_summary(evaluation.errors),
+            "paper_mean_rmse": profiles.PAPER[pair].rmse.mean,
+            "fit": terminal.summary(model),
+            "seconds": time.perf_counter() - start,
+        }
         write_json(path / "summary.json", summary)
     return Outcome(model, evaluation.errors, summary)
-
-
-def _summarise(model: KEDRL, evaluation: Evaluation, request: dict[str, Any], seconds: float) -> Any:
-    return {
-        "kind": KIND,
-        "version": __version__,
-        **request,
-        "points": np.hstack(evaluation_points(request["pair"])).tolist(),
-        "errors": terminal.errors_summary(evaluation.errors),
-        "paper_mean_rmse": profiles.PAPER[request["pair"]].rmse.mean,
-        "fit": terminal.summary(model),
-        "seconds": seconds,
-    }
 
 
 def _evaluate(model: KEDRL, pair: str) -> Evaluation:
@@ -148,7 +138,7 @@ def _evaluate(model: KEDRL, pair: str) -> Evaluation:
     law = truth.return_law(state, action, simulation.PAIRS[pair].target, model.discount)
     at = truth.evaluation_grid(law)
     estimate, true = model.embed(state, action, at=at), law.embed(at, model.return_kernel_)
-    return Evaluation(law, at, estimate, true, truth.embedding_errors(estimate, true))
+    return Evaluation(estimate, true, truth.embedding_errors(estimate, true))
 
 
 def _draw(
@@ -159,7 +149,7 @@ def _draw(
     path: Path,
     reporter: Reporter,
 ) -> None:
-    """Draw every figure that the fit has the numbers for."""
+    """Draw every figure for which the fit has numbers."""
     rng = np.random.default_rng(model.random_state)
     state, action = evaluation_points(pair)
     target = simulation.PAIRS[pair].target
@@ -205,7 +195,7 @@ def _complete_or_absent(output: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _check_output(output: Path, overwrite: bool) -> None:
-    """Refuse a directory with anything in it but, if that may be overwritten, an earlier demonstration."""
+    """Refuse a directory that contains anything except, with ``overwrite``, an earlier demonstration."""
     check_parent(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file; choose another directory with --output")
@@ -223,16 +213,8 @@ def _check_output(output: Path, overwrite: bool) -> None:
             f"{output} holds {foreign[0]!r}, which no demo wrote, so --overwrite does not replace it; "
             "choose another directory with --output"
         )
-    if PARTIAL not in found and not _is_demo(output / "summary.json"):
+    if PARTIAL not in found and read_json(output / "summary.json").get("kind") != KIND:
         raise ValueError(
             f"{output} has no summary.json of an earlier demo, so --overwrite does not replace it; "
             "choose another directory with --output"
         )
-
-
-def _is_demo(summary: Path) -> bool:
-    try:
-        content = json.loads(summary.read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("kind") == KIND

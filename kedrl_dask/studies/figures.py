@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 
-from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+from kedrl_dask.plots.style import BLUE, COLOURS, GREY, ORANGE, Figure
 from kedrl_dask.studies.profiles import PAPER
 from kedrl_dask.studies.runner import Records
+from kedrl_dask.utils.arrays import Record, Vector
 
-__all__ = ["errors", "monte_carlo", "simulation"]
+__all__ = ["errors", "monte_carlo", "sensitivity", "simulation"]
 
-GREEN = "#009E73"
-COLOURS = (BLUE, ORANGE, GREEN, GREY)
 TITLES = {"bias": "Bias", "rmse": "RMSE", "mae": "MAE"}
 
 
 def simulation(records: Records, points: pd.DataFrame) -> dict[str, Figure]:
     """Every figure of the simulation study, by file name."""
     drawn = {"errors": errors(points)}
-    for pair in points["pair"].unique():
-        drawn[f"points_{pair}"] = by_point(points[points["pair"] == pair], pair)
+    drawn |= {f"points_{pair}": by_point(own, pair) for pair, own in points.groupby("pair", sort=False)}
     for cell, result in records.done:
         if "monte_carlo" in result:
-            pair, profile = cell.labels["pair"], cell.labels["profile"]
+            pair, profile = str(cell.labels["pair"]), str(cell.labels["profile"])
             drawn[f"monte_carlo_{pair}_{profile}"] = monte_carlo(result["monte_carlo"], pair, profile)
     return drawn
 
 
-def errors(points: pd.DataFrame) -> Figure:
-    """RMSE of each pair and profile: a box over the points, of means over replicates, beside the paper's."""
-    pairs, profiles = list(points["pair"].unique()), list(points["profile"].unique())
-    columns = min(3, len(pairs))
-    rows = -(-len(pairs) // columns)
-    figure = Figure(figsize=(3.4 * columns + 0.4, 2.7 * rows + 0.7), layout="constrained")
+def _panels(n: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with n panels, at most three in a row."""
+    columns = min(3, n)
+    rows = -(-n // columns)
+    figure = Figure(figsize=(width * columns + 0.4, height * rows + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+    for axes in panels[n:]:
+        axes.set_axis_off()
+    return figure, list(panels[:n])
+
+
+def errors(points: pd.DataFrame) -> Figure:
+    """RMSE of each pair and profile beside the paper's: boxes over the points of means over replicates."""
+    pairs, profiles = list(points["pair"].unique()), list(points["profile"].unique())
+    figure, panels = _panels(len(pairs), 3.4, 2.8)
     mean = points.groupby(["pair", "profile", "point"], sort=False)["rmse"].mean()
-    for pair, axes in zip(pairs, panels, strict=False):
+    for pair, axes in zip(pairs, panels, strict=True):
         known = [profile for profile in profiles if (pair, profile) in mean.index]
         _boxes(axes, [mean[pair, profile].to_numpy() for profile in known], known)
         paper = PAPER[pair].rmse
@@ -51,16 +57,11 @@ def errors(points: pd.DataFrame) -> Figure:
         )  # fmt: skip
         axes.set_title(_arrow(pair), fontsize=10)
         axes.set_ylim(bottom=0)
-    for axes in panels[len(pairs) :]:
-        axes.set_axis_off()
     figure.supylabel("RMSE of the embedding, by point", fontsize=10)
     figure.legend(
         *panels[0].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=min(2, columns),
-        frameon=False,
-        fontsize=9,
-    )
+        loc="outside upper center", ncols=min(2, len(pairs)), frameon=False, fontsize=9,
+    )  # fmt: skip
     return figure
 
 
@@ -93,7 +94,7 @@ def by_point(points: pd.DataFrame, pair: str) -> Figure:
     return figure
 
 
-def monte_carlo(repeats: dict[str, Any], pair: str, profile: str) -> Figure:
+def monte_carlo(repeats: Record, pair: str, profile: str) -> Figure:
     """Errors of one estimate against repeated Monte Carlo references (fig:MC_box_plots)."""
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     for axes, metric in zip(figure.subplots(1, 3), ("rmse", "mae", "bias"), strict=True):
@@ -110,14 +111,42 @@ def monte_carlo(repeats: dict[str, Any], pair: str, profile: str) -> Figure:
     return figure
 
 
-def _boxes(axes: Axes, values: Sequence[Any], names: Sequence[str]) -> None:
-    positions = np.arange(1, len(values) + 1)
+def sensitivity(table: pd.DataFrame, meanings: Mapping[str, str]) -> Figure:
+    """RMSE and bias by size, a panel for each factor; points are datasets, lines their means."""
+    factors = list(table["factor"].unique())
+    figure, panels = _panels(len(factors), 3.6, 2.9)
+    for name, axes in zip(factors, panels, strict=True):
+        part = table[table["factor"] == name]
+        means = part.groupby("value")[["rmse", "absolute_bias"]].mean()
+        for metric, colour, label in (("rmse", BLUE, "RMSE"), ("absolute_bias", ORANGE, "mean |bias|")):
+            axes.loglog(part["value"], part[metric], "o", color=colour, alpha=0.35, markersize=4)
+            axes.loglog(means.index, means[metric], "-", color=colour, label=label)
+        sizes = means.index.to_numpy(np.float64)
+        if name == "transitions":
+            rate = means["rmse"].iloc[0] * np.sqrt(sizes[0] / sizes)
+            axes.loglog(sizes, rate, ":", color=GREY, label="N^(-1/2)")
+        axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], fontsize=8)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:.4g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set(xlabel=meanings[name])
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=8)
+    figure.supylabel("error of the embedding", fontsize=10)
+    return figure
+
+
+def _boxes(axes: Axes, values: Sequence[Vector], names: Sequence[str]) -> None:
+    positions = np.arange(1.0, len(values) + 1)
     _coloured_boxes(axes, values, positions, 0.6, BLUE)
     axes.set_xticks(positions, list(names))
     axes.grid(axis="y", alpha=0.25)
 
 
-def _coloured_boxes(axes: Axes, values: Sequence[Any], positions: Any, width: float, colour: str) -> None:
+def _coloured_boxes(
+    axes: Axes, values: Sequence[Vector], positions: Vector, width: float, colour: str
+) -> None:
     axes.boxplot(
         values, positions=positions, widths=width, patch_artist=True, manage_ticks=False,
         boxprops={"facecolor": colour, "alpha": 0.45, "linewidth": 0.8},
@@ -128,5 +157,5 @@ def _coloured_boxes(axes: Axes, values: Sequence[Any], positions: Any, width: fl
 
 
 def _arrow(pair: str) -> str:
-    """Name of a pair for people."""
+    """Name of a pair of policies for people."""
     return "→".join(part.capitalize() for part in pair.split("-"))

@@ -1,8 +1,8 @@
-"""Settings of the simulation study's fits, and what the paper reports of its own."""
+"""Settings of the fits of the simulation study, and the results that the paper reports."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -10,9 +10,10 @@ from kedrl_dask.datasets import simulation
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.design.return_grid import return_grid
+from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import AdamW
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Atoms, Record
 
 __all__ = ["PAPER", "PROFILES", "Figure", "PaperFigures", "Profile", "prepare", "reward_grid", "settings"]
 
@@ -54,14 +55,14 @@ PAPER: dict[str, PaperFigures] = {
 """``tab:metric_summary_across_points``, by pair."""
 
 
-def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) -> dict[str, Any]:
-    """Parameters of :class:`KEDRL` for a pair of policies, but for what depends on the data.
+def settings(pair: simulation.PolicyPair, profile: Profile = "auto", seed: int = 0) -> Record:
+    """Parameters of :class:`KEDRL` for a pair of policies, except for those that depend on the data.
 
     Parameters
     ----------
-    pair : Pair
+    pair : PolicyPair
     profile : {"auto", "paper", "paper-exact"}
-        Automatic settings, of which only the return kernel, in whose units errors are, is the pair's; the
+        Automatic settings except for the pair's return kernel, in whose units errors are measured; the
         paper's own (tab:sim_pair_params and the authors' code), with density ratio and AdamW; the same
         with the exact minimiser.
     seed : int
@@ -91,17 +92,17 @@ def settings(pair: simulation.Pair, profile: Profile = "auto", seed: int = 0) ->
 
 
 def prepare(model: KEDRL, profile: Profile, store: TransitionStore) -> KEDRL:
-    """Give a model what its profile takes from the data: the paper's return grid, unless it has one."""
+    """Set the parameters that a profile takes from the data: the paper's return grid, unless one is given."""
     if profile == "auto" or model.grid is not None or isinstance(model.n_atoms, str):
         return model
     kernel = model.get_params(deep=False)["return_kernel"]
     return model.set_params(grid=reward_grid(store, model.n_atoms, kernel, model.random_state))
 
 
-def reward_grid(store: TransitionStore, n_atoms: int, kernel: Any, seed: int = 0) -> Array:
+def reward_grid(store: TransitionStore, n_atoms: int, kernel: Matern, seed: int = 0) -> Atoms:
     """Atoms (n_atoms, d) as in the authors' code: k-means centres of the one-step rewards, none moved out.
 
-    The supplement (app:Grid-Z) says discounted returns and moves the extreme centres out.
+    The supplement (app:Grid-Z) uses discounted returns instead, and moves the extreme centres out.
     """
     sample = store.sample(min(GRID_SAMPLE, store.n_transitions), np.random.default_rng([seed, 11]))
     return return_grid(sample.reward, n_atoms, kernel, expansion=1.0, random_state=seed)

@@ -1,31 +1,28 @@
 """A worked example on MO-Gymnasium's water reservoir: estimates beside returns of the environment itself.
 
-A dam is run by one policy, and another is evaluated from its log. The reservoir has four objectives, of which
-two are decided by the release alone: the deficit of supply, and the flood downstream. The other two depend on
-the inflow that also makes the next level: reward and next state are then not independent given level and
-release, which takes the paired construction, for which there is no bootstrap.
+One policy runs a dam, and another is evaluated from its log. The reservoir has four objectives, of which two
+depend on the release alone: the deficit of supply, and the flood downstream. The other two depend on the
+inflow, which also determines the next level: reward and next state are then dependent given level and
+release, which requires the paired construction, for which there is no bootstrap.
 """
 
 from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from kedrl_dask.datasets.gymnasium import collect, make, monte_carlo
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.cache import Cache
-from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.policies.families import Gaussian
 from kedrl_dask.plots.style import BLUE, ORANGE, Figure
+from kedrl_dask.studies.output import TextTable, print_tables, write_results
 from kedrl_dask.studies.runner import claim
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Matrices, Points, Record, Vector
 from kedrl_dask.utils.progress import Reporter
 
 __all__ = ["OBJECTIVES", "STUDY", "Reservoir", "render", "run"]
@@ -52,20 +49,20 @@ class Reservoir:
     """The environment with the rewards of ``OBJECTIVES`` alone, started at any level."""
 
     def __init__(self) -> None:
-        # No episode of a return is truncated.
+        # So that no episode of a return is truncated.
         self.env = make(ENVIRONMENT, nO=4, time_limit=10**9, disable_env_checker=True)
         self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
 
-    def reset(self, **options: Any) -> tuple[Array, dict[str, Any]]:
+    def reset(self, **options: object) -> tuple[Vector, Record]:
         """Begin an episode at one of the environment's own levels."""
         return self.env.reset(**options)
 
-    def step(self, action: Array) -> tuple[Array, Array, bool, bool, dict[str, Any]]:
+    def step(self, action: Vector) -> tuple[Vector, Vector, bool, bool, Record]:
         """Release water."""
         observation, reward, terminated, truncated, facts = self.env.step(action)
         return observation, reward[list(OBJECTIVES.values())], terminated, truncated, facts
 
-    def start(self, state: Array) -> Array:
+    def start(self, state: Vector) -> Vector:
         """Put the reservoir at a level."""
         self.env.unwrapped.state = np.array(state, dtype=np.float32)
         return self.env.unwrapped.state
@@ -79,14 +76,14 @@ def run(
     bootstrap: int = 12,
     seed: int = 0,
     draw: bool = True,
-    **parameters: Any,
-) -> dict[str, Any]:
+    **parameters: object,
+) -> Record:
     """Log one policy, evaluate the other, and compare with the environment.
 
     Parameters
     ----------
     output : path
-        New or empty directory, or that of an earlier run: data, returns and sums are kept.
+        New or empty directory, or that of an earlier run, whose data, returns and sums are kept.
     episodes, returns, bootstrap : int
         Logged episodes, returns of the environment at each level, and bootstrap replicates.
     seed : int
@@ -107,7 +104,8 @@ def run(
     action = TARGET.location(state)
     store = _log(cache, reservoir, episodes, seed)
     simulated = _simulate(cache, reservoir, state, action, returns, seed)
-    model = KEDRL(DISCOUNT, random_state=seed, **(SIZES | parameters))
+    settings: Record = {"discount": DISCOUNT, "random_state": seed, **SIZES, **parameters}
+    model = KEDRL(**settings)
     model.fit(store, TARGET, cache=output / "cache")
     replicates = model.bootstrap(store, TARGET, bootstrap, random_state=seed, cache=output / "cache")
     with Reporter().stage("recovery"):
@@ -115,23 +113,20 @@ def run(
         low, high = draws.interval(LEVEL)
         deviation = simulated.std(axis=1)
         true, noise = _true(simulated)
+    numbers = {"true": true, "noise": noise, "estimate": draws.estimate, "low": low, "high": high}
     rows = [
         {
             "objective": name,
             "measure": measure,
-            "level": float(at),
+            "level": float(level),
             "release": float(release),
-            "true": float(true[m, i, c]),
-            "noise": float(noise[m, i, c]),
-            "estimate": float(draws.estimate[m, i, c]),
-            "low": float(low[m, i, c]),
-            "high": float(high[m, i, c]),
+            **{key: float(values[m, i, c]) for key, values in numbers.items()},
             "deviation": float(deviation[i, c]),
             "is_inside": bool(low[m, i, c] <= true[m, i, c] <= high[m, i, c]),
         }
         for c, name in enumerate(OBJECTIVES)
         for m, measure in enumerate(MEASURES)
-        for i, (at, release) in enumerate(zip(LEVELS, action[:, 0], strict=True))
+        for i, (level, release) in enumerate(zip(LEVELS, action[:, 0], strict=True))
     ]
     summary = {
         "kind": f"kedrl study {STUDY}",
@@ -142,10 +137,7 @@ def run(
         "seconds": model.diagnostics_["seconds"],
         "rows": rows,
     }
-    write_json(output / "summary.json", summary)
-    if draw:
-        (output / "plots").mkdir(exist_ok=True)
-        _draw(rows).savefig(output / "plots" / "reservoir.png", dpi=150)
+    write_results(output, summary, figures={"reservoir": _draw(rows)} if draw else {})
     return summary
 
 
@@ -159,8 +151,8 @@ def _log(cache: Cache, reservoir: Reservoir, episodes: int, seed: int) -> Transi
 
 
 def _simulate(
-    cache: Cache, reservoir: Reservoir, state: Array, action: Array, n_returns: int, seed: int
-) -> Array:
+    cache: Cache, reservoir: Reservoir, state: Points, action: Points, n_returns: int, seed: int
+) -> Matrices:
     """Returns of the environment (n, n_returns, 2)."""
     facts = {"environment": ENVIRONMENT, "policy": TARGET.to_dict(), "inputs": [state, action]}
     facts |= {"returns": [n_returns, seed, DISCOUNT]}
@@ -175,60 +167,55 @@ def _simulate(
     return np.load(cache.get("returns", facts, make_returns) / "returns.npy")
 
 
-def _measured(fit: KEDRL, state: Array, action: Array) -> Array:
+def _measured(fit: KEDRL, state: Points, action: Points) -> Matrices:
     """Means and lower tail means of the recovered laws; (2, n, 2)."""
     law = fit.recover(state, action)
     tails = np.stack([law.cvar(TAIL, c) for c in range(len(OBJECTIVES))], axis=1)
     return np.stack([law.mean(), tails])
 
 
-def _true(simulated: Array) -> tuple[Array, Array]:
-    """The same of simulated returns (n, B, 2), and the standard errors of these."""
+def _true(simulated: Matrices) -> tuple[Matrices, Matrices]:
+    """The same for simulated returns (n, B, 2), and their standard errors."""
     n = simulated.shape[1]
     in_order = np.sort(simulated, axis=1)[:, : max(1, round(TAIL * n))]
     tails, edge = in_order.mean(axis=1), in_order[:, -1]
-    # A tail mean q − E(q − Y)₊/share is to first order a mean of what the tail exceeds its quantile by.
+    # To first order, a tail mean q − E(q − Y)₊/share is the mean of the excess of the tail over its quantile.
     beyond = np.maximum(edge[:, None] - simulated, 0).std(axis=1) / TAIL
     noise = np.stack([simulated.std(axis=1), beyond]) / np.sqrt(n)
     return np.stack([simulated.mean(axis=1), tails]), noise
 
 
-def render(summary: dict[str, Any], console: Console) -> None:
-    """Print estimates and intervals beside the environment's, and how many intervals hold."""
+def render(summary: Record, console: Console) -> None:
+    """Print estimates and intervals beside the environment's, and how many intervals cover."""
+    tables = []
     for name, measure in product(OBJECTIVES, MEASURES):
         rows = [row for row in summary["rows"] if (row["objective"], row["measure"]) == (name, measure)]
-        table = Table(
-            title=f"{name}, {measure} of the discounted return",
-            title_justify="left",
-            caption=_counted(rows),
-            caption_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            show_edge=False,
-        )
-        for heading in ("level", "release", "environment", "±", "estimate", "from", "to", ""):
-            table.add_column(heading, justify="right")
-        for row in rows:
-            table.add_row(
+        cells = [
+            (
                 f"{row['level']:.0f}",
                 *(f"{row[key]:.1f}" for key in ("release", "true", "noise", "estimate", "low", "high")),
-                "" if row["is_inside"] else "does not hold",
+                "" if row["is_inside"] else "does not cover",
             )
-        console.print(table, "")
+            for row in rows
+        ]
+        heads = ("level", "release", "environment", "±", "estimate", "from", "to", "")
+        title = f"{name}, {measure} of the discounted return"
+        tables.append(TextTable(title, heads, cells, _counted(rows)))
+    print_tables(tables, console)
     console.print(
-        f"{summary['transitions']:,} logged transitions. Environment: {summary['returns']:,} of its returns "
-        f"at each level, with the standard error. From, to: {LEVEL:.0%} intervals by {summary['bootstrap']} "
+        f"{summary['transitions']:,} logged transitions. Environment: {summary['returns']:,} returns at each "
+        f"level, with the standard error. From, to: {LEVEL:.0%} intervals by {summary['bootstrap']} "
         "bootstrap replicates."
     )
 
 
-def _counted(rows: list[dict[str, Any]]) -> str:
+def _counted(rows: list[Record]) -> str:
     error = np.mean([abs(row["estimate"] - row["true"]) / row["deviation"] for row in rows])
     inside = sum(row["is_inside"] for row in rows)
-    return f"{inside} of {len(rows)} hold; mean error {error:.2f} standard deviations of the return"
+    return f"{inside} of {len(rows)} cover; mean error {error:.2f} standard deviations of the return"
 
 
-def _draw(rows: list[dict[str, Any]]) -> Figure:
+def _draw(rows: list[Record]) -> Figure:
     """Estimates with intervals by level, and the environment's; a panel for each objective."""
     figure = Figure(figsize=(4.2 * len(OBJECTIVES), 3.4), layout="constrained")
     for name, axes in zip(OBJECTIVES, figure.subplots(1, len(OBJECTIVES)), strict=True):

@@ -1,9 +1,9 @@
-"""A study: many independent cells, computed in parallel, each filed when it is done.
+"""A study: many independent cells, computed in parallel, each saved as soon as it is finished.
 
-A cell is a function of plain arguments that gives numbers. One cell is one task, on one BLAS thread; its fit
-runs in this one thread, so that as many cells run at once as there are workers. Its record is a small JSON
-file named by the cell and by a fingerprint of all its settings: a study that was interrupted, or is run again
-with more cells, computes only what is missing.
+A cell calls a function of plain arguments that returns numbers. One cell is one task on one BLAS thread, in
+which its fit runs too, so that as many cells run at once as there are workers. Its record is a small JSON
+file named by the cell and by a fingerprint of all its settings: a study that was interrupted, or is repeated
+with more cells, computes only those that are missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import NamedTuple
+
+import pandas as pd
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.clusters.local import local_cluster
@@ -28,17 +30,18 @@ from kedrl_dask.engine.storage.atomic import remove, write_atomic
 from kedrl_dask.engine.storage.cache import fingerprint
 from kedrl_dask.engine.storage.manifest import read_json, write_json
 from kedrl_dask.engine.storage.untrusted import check_parent
+from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["Cell", "Records", "claim", "run_cells"]
+__all__ = ["Cell", "Outcome", "Records", "claim", "run_cells"]
 
 KIND = "kedrl study"
-#: What says that a directory is a study's.
+#: File that marks the directory of a study.
 MARK = "study.json"
 CELLS, FAILURES, SCRATCH = "cells", "failures", ".scratch-"
 
 #: Computes a cell: called with an empty directory to work in and the cell's settings.
-Compute = Callable[..., dict[str, Any]]
+Compute = Callable[..., Record]
 
 
 @dataclass(frozen=True)
@@ -48,24 +51,29 @@ class Cell:
     Parameters
     ----------
     labels : mapping
-        Where the cell stands in the tables: pair, profile, replicate, …; strings and numbers.
+        Place of the cell in the tables: pair, profile, replicate, ….
     settings : mapping
-        Arguments of the function that computes it; everything that the result depends on.
+        Arguments of the function that computes it; the result depends on nothing else.
     """
 
-    labels: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    labels: Mapping[str, str | int]
+    settings: Record
+
+    @classmethod
+    def build(cls, labels: Mapping[str, str | int], **settings: object) -> Cell:
+        """A cell whose labels are arguments of its function too."""
+        return cls(labels, {**labels, **settings})
 
     @cached_property
     def name(self) -> str:
-        """Labels and fingerprint: the name of the record."""
+        """Name of the record: labels and fingerprint."""
         facts = {"version": __version__, "labels": self.labels, "settings": self.settings}
         return "_".join([*(f"{label}" for label in self.labels.values()), fingerprint(facts)[:16]])
 
 
 @dataclass(frozen=True)
 class Records:
-    """What a study has.
+    """The results of a study.
 
     Attributes
     ----------
@@ -74,17 +82,25 @@ class Records:
     failed : dict
         Last line of the error by the name of the cell; tracebacks are in the directory ``failures``.
     n_computed : int
-        How many were computed now; the others were there.
+        How many cells were computed now rather than by an earlier run.
     """
 
-    done: list[tuple[Cell, dict[str, Any]]]
+    done: list[tuple[Cell, Record]]
     failed: dict[str, str]
     n_computed: int
 
-    def summary(self, study: str, **results: Any) -> dict[str, Any]:
-        """What was run, for JSON, with the results of the study."""
+    def summary(self, study: str, **results: object) -> Record:
+        """Counts of cells and the results of the study, for JSON."""
         counted = {"cells": len(self.done), "computed": self.n_computed, "failed": self.failed}
         return {"kind": f"kedrl study {study}", "version": __version__, **counted, **results}
+
+
+class Outcome(NamedTuple):
+    """What a study of cells returns: its records, its summary, and its tables by the names of their files."""
+
+    records: Records
+    summary: Record
+    tables: Mapping[str, pd.DataFrame]
 
 
 def run_cells(
@@ -100,12 +116,12 @@ def run_cells(
     Parameters
     ----------
     output : Path
-        Directory of the study: new, empty, or of an earlier run of the same study.
+        Directory of the study: new, empty, or that of an earlier run, whose finished cells are kept.
     study : str
         Name of the study.
     compute : callable
-        Function of a module, ``compute(work, **cell.settings)``, that returns what JSON can hold. What it
-        writes into the directory ``work`` is removed.
+        Function of a module, ``compute(work, **cell.settings)``, whose result is JSON. The directory
+        ``work`` is removed afterwards.
     cells : sequence of Cell
     workers : int
         Worker processes of a local cluster, one cell each at a time; 0 uses the active
@@ -125,7 +141,7 @@ def run_cells(
             title = f"{len(missing):,} of {len(cells):,} cells"
             with reporter.stage(title, len(missing)) as advance:
                 outcomes = executor.attempt(
-                    _compute_and_file, missing, compute, output.resolve(), scratch, advance=advance
+                    _compute_and_save, missing, compute, output.resolve(), scratch, advance=advance
                 )
         failed = _note_failures(output, missing, outcomes)
     done = [(cell, _read(_record_path(output, cell))) for cell in cells if cell.name not in failed]
@@ -135,7 +151,7 @@ def run_cells(
 
 
 def claim(output: Path, study: str) -> None:
-    """Make the directory this study's, unless it is anything else."""
+    """Mark a new or empty directory as this study's; refuse one that holds anything else."""
     mark = output / MARK
     remedy = "choose another directory with --output"
     check_parent(output)
@@ -174,8 +190,8 @@ def _record_path(output: Path, cell: Cell) -> Path:
     return output / CELLS / f"{cell.name}.json"
 
 
-def _compute_and_file(cell: Cell, compute: Compute, output: Path, scratch: Path) -> None:
-    """On a worker: compute one cell and file its record, unless a worker that died since had done so."""
+def _compute_and_save(cell: Cell, compute: Compute, output: Path, scratch: Path) -> None:
+    """On a worker: compute one cell and save its record, unless a worker that died since had done so."""
     if _record_path(output, cell).exists():
         return
     start = time.perf_counter()
@@ -188,7 +204,7 @@ def _compute_and_file(cell: Cell, compute: Compute, output: Path, scratch: Path)
     write_json(_record_path(output, cell), record, indent=None)
 
 
-def _note_failures(output: Path, cells: Sequence[Cell], outcomes: Sequence[Any]) -> dict[str, str]:
+def _note_failures(output: Path, cells: Sequence[Cell], outcomes: Sequence[object]) -> dict[str, str]:
     """Write the traceback of each cell that failed, and remove those of earlier runs."""
     failed = {}
     for cell, outcome in zip(cells, outcomes, strict=True):
@@ -201,7 +217,7 @@ def _note_failures(output: Path, cells: Sequence[Cell], outcomes: Sequence[Any])
     return failed
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Record:
     try:
         return json.loads(path.read_text())["result"]
     except (ValueError, KeyError, TypeError) as error:

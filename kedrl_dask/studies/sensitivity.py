@@ -1,34 +1,30 @@
-"""Does the error fall as sizes and data grow? One of them at a time, the others as they are by default."""
+"""How the error depends on sizes and data: each factor varied by itself, the others at their defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogLocator, NullLocator
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from kedrl_dask.engine.storage.atomic import write_atomic
-from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.kedrl import KEDRL
-from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+from kedrl_dask.studies import figures
 from kedrl_dask.studies.cell import compare, parameters_of
-from kedrl_dask.studies.runner import Cell, Records, run_cells
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.studies.output import SECTION, TextTable, print_tables, write_results
+from kedrl_dask.studies.runner import Cell, Outcome, Records, run_cells
+from kedrl_dask.utils.arrays import Record
 
-__all__ = ["FACTORS", "STUDY", "Factor", "Outcome", "cells", "render", "run"]
+__all__ = ["FACTORS", "STUDY", "Factor", "cells", "render", "run"]
 
 STUDY = "sensitivity"
 
 
 class Factor(NamedTuple):
-    """Something whose size is changed: what it is, and the sizes tried unless others are given."""
+    """A size that is varied: its meaning, and the values tried by default."""
 
     meaning: str
     values: tuple[int, ...]
@@ -44,36 +40,27 @@ FACTORS: dict[str, Factor] = {
 }
 
 
-class Outcome(NamedTuple):
-    """What a study gives."""
-
-    records: Records
-    table: pd.DataFrame
-    summary: dict[str, Any]
-
-
 def cells(
-    pair: str, values: Mapping[str, Sequence[int]], replicates: int, transitions: int, **parameters: Any
+    pair: str, values: Mapping[str, Sequence[int]], replicates: int, transitions: int, **parameters: object
 ) -> list[Cell]:
-    """One cell for each value of each factor and each dataset, which is the same for all of its values."""
+    """One cell for each value of each factor and each dataset, which all values of a factor share."""
     planned = []
     for replicate in range(replicates):
         for factor, sizes in values.items():
             for value in sizes:
                 is_data = factor == "transitions"
-                changed = parameters | ({} if is_data else {factor: value})
-                planned.append(
-                    Cell(
-                        {"pair": pair, "factor": factor, "value": value, "replicate": replicate},
-                        {
-                            "pair": pair,
-                            "profile": "auto",
-                            "replicate": replicate,
-                            "transitions": value if is_data else transitions,
-                            "parameters": parameters_of(pair, "auto", replicate, **changed),
-                        },
-                    )
+                changed = parameters if is_data else {**parameters, factor: value}
+                cell = Cell(
+                    {"pair": pair, "factor": factor, "value": value, "replicate": replicate},
+                    {
+                        "pair": pair,
+                        "profile": "auto",
+                        "replicate": replicate,
+                        "transitions": value if is_data else transitions,
+                        "parameters": parameters_of(pair, "auto", replicate, **changed),
+                    },
                 )
+                planned.append(cell)
     return planned
 
 
@@ -86,22 +73,20 @@ def run(
     transitions: int = 14_700,
     workers: int | None = 0,
     draw: bool = True,
-    **parameters: Any,
+    **parameters: object,
 ) -> Outcome:
-    """Run what is missing of the study, and write its table and figure.
+    """Run the missing cells of the study, and write its table and figure.
 
     Parameters
     ----------
-    output : path
-        New or empty directory, or that of an earlier run, of which finished cells are kept.
+    output, workers
+        As in :func:`~kedrl_dask.studies.runner.run_cells`.
     pair : str
         A key of :data:`~kedrl_dask.datasets.simulation.PAIRS`.
     values : dict, optional
-        Sizes to try by the name of the factor; unless given, those of ``FACTORS``.
+        Sizes to try by the name of the factor; those of ``FACTORS`` by default.
     replicates, transitions : int
-        Independent datasets, and the transitions of each where these are not what is changed.
-    workers : int
-        Worker processes of a local cluster; 0 uses the active client, or threads of this process.
+        Independent datasets, and the transitions of each unless these are varied.
     draw : bool
         Whether to draw the figure.
     **parameters
@@ -113,19 +98,17 @@ def run(
             raise ValueError(f"sensitivity: {name!r} is not one of {', '.join(FACTORS)}")
         if not sizes or min(sizes) < 1:
             raise ValueError(f"sensitivity: sizes of {name} must be whole numbers ≥ 1, got {list(sizes)}")
-    output, reporter = Path(output), Reporter()
+    output = Path(output)
     planned = cells(pair, values, replicates, transitions, **parameters)
     for cell in planned:  # refused before any work
         Settings(**KEDRL(**cell.settings["parameters"]).get_params(deep=False))
-    records = run_cells(output, STUDY, compare, planned, workers, reporter)
+    records = run_cells(output, STUDY, compare, planned, workers)
     table = _table(records)
-    write_atomic(output / "errors.csv", table.to_csv(index=False))
     summary = _summarise(records, table, pair)
-    write_json(output / "summary.json", summary)
-    if draw:
-        (output / "plots").mkdir(exist_ok=True)
-        _draw(table).savefig(output / "plots" / "sensitivity.png", dpi=150)
-    return Outcome(records, table, summary)
+    meanings = {name: factor.meaning for name, factor in FACTORS.items()}
+    drawn = {"sensitivity": figures.sensitivity(table, meanings)} if draw else {}
+    write_results(output, summary, {"errors": table}, drawn)
+    return Outcome(records, summary, {"errors": table})
 
 
 def _table(records: Records) -> pd.DataFrame:
@@ -142,79 +125,33 @@ def _table(records: Records) -> pd.DataFrame:
     )
 
 
-def _summarise(records: Records, table: pd.DataFrame, pair: str) -> dict[str, Any]:
-    means = table.drop(columns=["pair", "replicate"]).groupby(["factor", "value"], sort=False)
+def _summarise(records: Records, table: pd.DataFrame, pair: str) -> Record:
+    groups = table.drop(columns=["pair", "replicate"]).groupby(["factor", "value"], sort=False)
     rows = [
-        {
-            **group.mean(numeric_only=True),
-            "factor": factor,
-            "value": int(value),
-            "replicates": len(group),
-        }
-        for (factor, value), group in means
+        {**group.mean(numeric_only=True), "factor": factor, "value": int(value), "replicates": len(group)}
+        for (factor, value), group in groups
     ]
     return records.summary(STUDY, pair=pair, results=rows)
 
 
-def render(summary: dict[str, Any], console: Console) -> None:
+def render(summary: Record, console: Console) -> None:
     """Print the errors by factor and size."""
-    table = Table(
-        title=f"Error of the embedding by size, {summary['pair']}, automatic settings otherwise",
-        title_justify="left",
-        caption="Means over the pair's points and the replicates; seconds of a fit on one thread.",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
-    table.add_column("")
-    for name in ("size", "replicates", "RMSE", "|bias|", "RKHS", "Bellman risk", "s"):
-        table.add_column(name, justify="right")
+    rows: list[Sequence[str]] = []
     factor = None
     for row in summary["results"]:
-        if row["factor"] != factor:
-            table.add_section()
-        table.add_row(
-            "" if row["factor"] == factor else FACTORS[row["factor"]].meaning,
-            f"{row['value']:,}",
-            str(row["replicates"]),
-            f"{row['rmse']:.4f}",
-            f"{row['absolute_bias']:.4f}",
-            f"{row['mmd']:.4f}",
-            f"{row['bellman_risk']:.1e}",
-            f"{row['seconds']:.0f}",
+        is_next, factor = row["factor"] != factor, row["factor"]
+        rows += [SECTION] if is_next else []
+        rows.append(
+            (
+                FACTORS[factor].meaning if is_next else "",
+                f"{row['value']:,}",
+                str(row["replicates"]),
+                *(f"{row[name]:.4f}" for name in ("rmse", "absolute_bias", "mmd")),
+                f"{row['bellman_risk']:.1e}",
+                f"{row['seconds']:.0f}",
+            )
         )
-        factor = row["factor"]
-    console.print(table)
-
-
-def _draw(table: pd.DataFrame) -> Figure:
-    """RMSE and bias by size, a panel for each factor; points are datasets, lines their mean."""
-    factors = list(table["factor"].unique())
-    columns = min(3, len(factors))
-    rows = -(-len(factors) // columns)
-    figure = Figure(figsize=(3.6 * columns + 0.4, 2.9 * rows + 0.4), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
-    for name, axes in zip(factors, panels, strict=False):
-        part = table[table["factor"] == name]
-        for metric, colour, label in (("rmse", BLUE, "RMSE"), ("absolute_bias", ORANGE, "mean |bias|")):
-            axes.loglog(part["value"], part[metric], "o", color=colour, alpha=0.35, markersize=4)
-            mean = part.groupby("value")[metric].mean()
-            axes.loglog(mean.index, mean, "-", color=colour, label=label)
-        if name == "transitions":
-            first = part.groupby("value")["rmse"].mean().iloc[0]
-            sizes = np.array(sorted(part["value"].unique()), dtype=np.float64)
-            axes.loglog(sizes, first * np.sqrt(sizes[0] / sizes), ":", color=GREY, label="N^(-1/2)")
-        ticks = sorted(part["value"].unique())
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:.4g}")
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.set(xlabel=FACTORS[name].meaning)
-        axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=8)
-    for axes in panels[len(factors) :]:
-        axes.set_axis_off()
-    figure.supylabel("error of the embedding", fontsize=10)
-    return figure
+    title = f"Error of the embedding by size, {summary['pair']}, automatic settings otherwise"
+    heads = ("", "size", "replicates", "RMSE", "|bias|", "RKHS", "Bellman risk", "s")
+    note = "Means over the pair's points and the replicates; seconds of a fit on one thread."
+    print_tables([TextTable(title, heads, rows, note)], console)

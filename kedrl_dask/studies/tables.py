@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-from kedrl_dask.engine.storage.atomic import atomic_directory, write_atomic
+from kedrl_dask.engine.storage.atomic import atomic_directory
 from kedrl_dask.studies.cell import FIT_METRICS, POINT_METRICS
 from kedrl_dask.studies.runner import Records
 
-__all__ = ["across_points", "dataset", "fits_table", "points_table", "write"]
+__all__ = ["across_points", "dataset", "fits_table", "points_table", "write_dataset"]
 
 
 def points_table(records: Records) -> pd.DataFrame:
@@ -34,7 +33,9 @@ def fits_table(records: Records) -> pd.DataFrame:
     return _ordered(pd.DataFrame(rows), records, [], FIT_METRICS)
 
 
-def _ordered(table: pd.DataFrame, records: Records, further: list[str], metrics: Any) -> pd.DataFrame:
+def _ordered(
+    table: pd.DataFrame, records: Records, further: list[str], metrics: Iterable[str]
+) -> pd.DataFrame:
     table = table[[*records.done[0][0].labels, *further, *metrics]]
     return table.astype(dict.fromkeys(metrics, np.float64))
 
@@ -47,21 +48,18 @@ def dataset(points: pd.DataFrame, fits: pd.DataFrame, labels: Sequence[str], tit
     for name, meaning in (POINT_METRICS | FIT_METRICS).items():
         merged[name].attrs["meaning"] = meaning
     merged.attrs["title"] = title
-    # As objects, text becomes Zarr's string type; of text of fixed length Zarr v3 has no specification.
+    # As objects, text becomes Zarr's string type; Zarr v3 does not specify text of fixed length.
     return merged.assign_coords(
         {name: merged[name].astype(object) for name in labels if merged[name].dtype.kind not in "biuf"}
     )
 
 
-def write(output: Path, records: Records, title: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Write ``points.csv``, ``fits.csv`` and ``results.zarr``; each appears when it is complete."""
-    points, fits = points_table(records), fits_table(records)
-    write_atomic(output / "points.csv", points.to_csv(index=False))
-    write_atomic(output / "fits.csv", fits.to_csv(index=False))
-    with atomic_directory(output / "results.zarr", overwrite=True) as partial:
-        content = dataset(points, fits, list(records.done[0][0].labels), title)
-        content.to_zarr(partial, mode="w", zarr_format=3, consolidated=False)
-    return points, fits
+def write_dataset(
+    path: Path, points: pd.DataFrame, fits: pd.DataFrame, labels: Sequence[str], title: str
+) -> None:
+    """Write the dataset as Zarr, which appears when it is complete."""
+    with atomic_directory(path, overwrite=True) as partial:
+        dataset(points, fits, labels, title).to_zarr(partial, mode="w", zarr_format=3, consolidated=False)
 
 
 def across_points(points: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:

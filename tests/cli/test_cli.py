@@ -14,6 +14,7 @@ import pytest
 
 from kedrl_dask import KEDRL, ULSIF, TransitionStore, __version__, cli
 from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.estimator.fitted.findings import did_its_work
 from kedrl_dask.numerics.solvers import PCG, AdamW
 from kedrl_dask.studies import demo, profiles
 from kedrl_dask.utils.exceptions import NumericalWarning
@@ -138,7 +139,7 @@ def test_run__summary(finished):
     assert summary["errors"]["mean"]["rmse"] == pytest.approx(np.mean(outcome.errors["rmse"]))
     assert summary["fit"]["sizes"]["transitions"] == 490
     assert summary["fit"]["settings"]["continuation"] == "sampled"
-    assert outcome.did_its_work
+    assert did_its_work(outcome.model.fitted_)
 
 
 @pytest.mark.slow
@@ -161,7 +162,7 @@ def test_run__paper_profile(tmp_path):
     few = {"ratio": ULSIF(20, ridge=1e-3, clip=5.0), "solver": adamw}
     outcome = demo.run(tmp_path / "paper", profile="paper", pair="uniform-logistic", **SIZES, **few)
     assert outcome.model.solution_.result.name == "BUDGET"
-    assert outcome.did_its_work
+    assert did_its_work(outcome.model.fitted_)
     assert not outcome.summary["fit"]["converged"]
     plots = {entry.stem for entry in (tmp_path / "paper" / "plots").iterdir()}
     assert "tuning" not in plots

@@ -33,14 +33,14 @@ def test_cells__change_one_thing_at_a_time():
 @pytest.mark.slow
 def test_run__summary_is_the_mean_over_datasets(finished):
     outcome, output = finished
-    assert len(outcome.table) == 8
+    assert len(outcome.tables["errors"]) == 8
     assert not outcome.records.failed
     for row in outcome.summary["results"]:
-        part = outcome.table.query(f"factor == {row['factor']!r} and value == {row['value']}")
+        part = outcome.tables["errors"].query(f"factor == {row['factor']!r} and value == {row['value']}")
         assert row["replicates"] == 2
         assert row["rmse"] == pytest.approx(part["rmse"].mean())
     of_cells = [np.mean(result["rmse"]) for _, result in outcome.records.done]
-    np.testing.assert_allclose(outcome.table["rmse"], of_cells)
+    np.testing.assert_allclose(outcome.tables["errors"]["rmse"], of_cells)
     # Five atoms cannot represent a law in three dimensions.
     coarse, fine = (row["rmse"] for row in outcome.summary["results"][:2])
     assert coarse > 1.2 * fine

@@ -395,7 +395,7 @@ def test_tables__missing_cells_are_nan(finished):
 @pytest.mark.slow
 def test_figures__show_every_box(finished):
     outcome, _, _ = finished
-    figure = figures.errors(outcome.points)
+    figure = figures.errors(outcome.tables["points"])
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["auto", "paper-exact"]
     assert figure.axes[0].get_title() == "Uniform→Gaussian"
     repeats = outcome.records.done[0][1]["monte_carlo"]

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from kedrl_dask.cli import options as shared
 from kedrl_dask.cli.common import Verb, failures, given, option, path, positive, show, written
+from kedrl_dask.estimator.fitted.findings import did_its_work
 from kedrl_dask.report import terminal
 from kedrl_dask.studies import demo
 from kedrl_dask.studies.profiles import PAPER, PROFILES
@@ -38,7 +39,7 @@ first four of these and six draws of its target policy in the region of the logg
 def _run(options: argparse.Namespace) -> int:
     outcome = demo.run(**given(options))
     show(options, outcome.summary, partial(_render, outcome, options))
-    is_done = outcome.did_its_work
+    is_done = did_its_work(outcome.model.fitted_)
     return failures([] if is_done else [f"the fit did not converge: {outcome.model.solution_.result.value}"])
 
 

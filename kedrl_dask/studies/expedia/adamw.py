@@ -1,4 +1,4 @@
-"""The paper's optimiser on the criterion of a fit, for as long as the exact minimiser took."""
+"""The paper's optimiser on the criterion of a fit, given as much time as the exact minimiser took."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kedrl_dask.numerics.criterion.preconditioner import Coordinates
 from kedrl_dask.numerics.criterion.separated import FeatureChunk, Penalties, ReturnSpace
 from kedrl_dask.numerics.solvers import AdamW, Result
 from kedrl_dask.numerics.solvers.base import iterate
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Record
 
 __all__ = ["adamw_for"]
 
@@ -29,7 +29,7 @@ EVALUATE_EVERY = 200
 
 @dataclass(frozen=True)
 class TimedAdamW(AdamW):
-    """AdamW that ends when its time is up, though its budget is not."""
+    """AdamW with a time limit besides its budget of steps."""
 
     seconds: float = 60.0
     began: float = field(default_factory=time.perf_counter)
@@ -87,8 +87,8 @@ class BasisProblem:
 _ARRAYS = ("weights", "basis", "continuation", "reward_waves")
 
 
-def adamw_for(model: KEDRL, inputs: Array, seconds: float, seed: int) -> dict[str, Any]:
-    """What AdamW reaches of the criterion of a fitted model in so many seconds, beside the minimum.
+def adamw_for(model: KEDRL, inputs: Array, seconds: float, seed: int) -> Record:
+    """The value of a fitted model's criterion that AdamW reaches in a given time, beside the minimum.
 
     Parameters
     ----------

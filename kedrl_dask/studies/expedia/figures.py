@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -16,7 +17,7 @@ from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 from kedrl_dask.studies.expedia.preparation import Prepared
 from kedrl_dask.studies.expedia.specification import BANDWIDTH, RETURN_KERNEL, Recovery, shift
 from kedrl_dask.studies.expedia.summary import raw_atoms
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Matrix, Record
 
 __all__ = ["actions", "embeddings_and_marginals"]
 
@@ -48,7 +49,7 @@ def actions(prepared: Prepared) -> Figure:
 
 
 def embeddings_and_marginals(
-    records: Mapping[str, dict[str, Any]],
+    records: Mapping[str, Record],
     laws: Mapping[str, Recovered],
     which: Recovery,
     prepared: Prepared,
@@ -95,7 +96,7 @@ def _mark(figure: Figure, prepared: Prepared) -> None:
         figure.text(0.995, 0.005, SYNTHETIC, ha="right", va="bottom", fontsize=8, color=GREY)
 
 
-def _mesh(record: dict[str, Any], which: Recovery, prepared: Prepared) -> tuple[Array, Array, Array]:
+def _mesh(record: Record, which: Recovery, prepared: Prepared) -> tuple[Matrix, Matrix, Matrix]:
     """Values of an embedding on a mesh of raw returns."""
     grid = np.array(record["grid"])
     scale, added = prepared.encoder.reward_scale, shift(which, prepared.encoder)
@@ -105,7 +106,7 @@ def _mesh(record: dict[str, Any], which: Recovery, prepared: Prepared) -> tuple[
     return x * scale[0] + added[0], y * scale[1] + added[1], values.reshape(x.shape)
 
 
-def _density(axes: Any, law: Recovered, which: Recovery, prepared: Prepared, name: str) -> None:
+def _density(axes: Axes, law: Recovered, which: Recovery, prepared: Prepared, name: str) -> None:
     scale, added = prepared.encoder.reward_scale[0], shift(which, prepared.encoder)[0]
     atoms = raw_atoms(law, which, prepared)[:, 0]
     reach = 3 * BANDWIDTH if which == "paper" else 3 * law.bandwidth[0] * scale
@@ -113,7 +114,9 @@ def _density(axes: Any, law: Recovered, which: Recovery, prepared: Prepared, nam
     axes.plot(at, law.density((at - added) / scale, 0)[0] / scale, color=COLOURS[name])
 
 
-def _clicks(axes: Any, law: Recovered, which: Recovery, prepared: Prepared, name: str, position: int) -> None:
+def _clicks(
+    axes: Axes, law: Recovered, which: Recovery, prepared: Prepared, name: str, position: int
+) -> None:
     scale, added = prepared.encoder.reward_scale[1], shift(which, prepared.encoder)[1]
     if 1 not in law.supports:
         atoms = raw_atoms(law, which, prepared)[:, 1]

@@ -1,9 +1,8 @@
-"""The fits of the Expedia evaluation: what each policy and profile gives, in plain numbers, kept on disk."""
+"""The fits of the Expedia evaluation: the results of each policy and profile as numbers, saved as JSON."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from kedrl_dask.studies.cell import unshifted_risk
 from kedrl_dask.studies.expedia.adamw import adamw_for
 from kedrl_dask.studies.expedia.preparation import Prepared
 from kedrl_dask.studies.expedia.specification import Profile, Sizes, parameters
+from kedrl_dask.utils.arrays import Record
 
 __all__ = ["fit"]
 
@@ -32,12 +32,12 @@ def fit(
     sizes: Sizes,
     seed: int,
     with_adamw: bool,
-) -> dict[str, Any]:
+) -> Record:
     """Fit one policy under one profile, unless an earlier run did, and return what the tables need."""
     conditioning = prepared.conditioning(sizes.n_conditioning, seed)
     settings = parameters(profile, sizes, conditioning, seed)
     policy = prepared.policies[name]
-    # The paper's numerator inputs are random actions; a rule of three nodes would be the same at all states.
+    # The paper's numerator inputs are random actions; quadrature nodes would be the same at all states.
     policy = policy.drawn() if profile == "paper" else policy
     facts = {
         "version": __version__,
@@ -58,12 +58,12 @@ def fit(
     return result
 
 
-def _file(record: Path, result: dict[str, Any]) -> None:
+def _file(record: Path, result: Record) -> None:
     record.parent.mkdir(exist_ok=True)
     write_json(record, result)
 
 
-def _numbers(model: KEDRL, prepared: Prepared, name: str) -> dict[str, Any]:
+def _numbers(model: KEDRL, prepared: Prepared, name: str) -> Record:
     state, action = prepared.test_inputs
     weights, at_target = model.weights(state, action), model.weights(*prepared.targets[name])
     negative = np.maximum(-weights, 0).sum(axis=1) / np.abs(weights).sum(axis=1)

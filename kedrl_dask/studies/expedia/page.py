@@ -1,4 +1,4 @@
-"""The page of the Expedia evaluation: one file that reads like the paper's section, and fetches nothing."""
+"""The page of the Expedia evaluation: one self-contained file that reads like the paper's section."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.resources import files
 from io import BytesIO
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from kedrl_dask._version import __version__
 from kedrl_dask.plots.style import Figure
 from kedrl_dask.studies.expedia.tables import PROFILE_NAMES, SYNTHETIC, tables
+from kedrl_dask.studies.output import TextTable
+from kedrl_dask.utils.arrays import Record
 
 __all__ = ["page"]
 
 
-def page(summary: dict[str, Any], figures: Mapping[str, Figure]) -> str:
+def page(summary: Record, figures: Mapping[str, Figure]) -> str:
     """The page as text.
 
     Parameters
@@ -28,10 +29,10 @@ def page(summary: dict[str, Any], figures: Mapping[str, Figure]) -> str:
     figures : mapping
         Figures by name; "actions", and those of the laws.
     """
-    made = {table.title: table for table in tables(summary)}
+    made = tables(summary)
 
-    def named(part: str) -> list[Any]:
-        return [table for title, table in made.items() if part in title]
+    def named(part: str) -> list[TextTable]:
+        return [table for table in made if part in table.title]
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = files("kedrl_dask.studies.expedia").joinpath("page.html").read_text(encoding="utf-8")

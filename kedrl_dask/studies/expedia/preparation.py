@@ -1,12 +1,10 @@
-"""Data of the Expedia evaluation: stores, policies and the inputs that it looks at; kept for the next run."""
+"""Data of the Expedia evaluation: stores, policies and evaluation inputs, kept for the next run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +16,7 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.atomic import remove
 from kedrl_dask.engine.storage.manifest import read_json, write_json
 from kedrl_dask.studies.expedia.specification import POLICIES
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Inputs, Points, Record, Vector
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
 
@@ -30,7 +28,7 @@ PANEL, SIMULATED = "panel.json", "simulated.csv"
 
 @dataclass(frozen=True)
 class Request:
-    """What to evaluate on.
+    """The data to evaluate on.
 
     Attributes
     ----------
@@ -49,9 +47,9 @@ class Request:
     test: int | None
     seed: int
 
-    def facts(self) -> dict[str, Any]:
-        """What the stores depend on, as JSON holds it: of a file its size and time of change."""
-        facts: dict[str, Any] = asdict(self) | {"data": None}
+    def facts(self) -> Record:
+        """Everything that the stores depend on, as JSON; a file counts by size and modification time."""
+        facts: Record = asdict(self) | {"data": None}
         if self.data is not None:
             status = self.data.stat()
             facts |= {"data": str(self.data.resolve()), "bytes": status.st_size, "time": status.st_mtime_ns}
@@ -60,7 +58,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Stores, what they were made from, the policies, and where they are looked at.
+    """Stores, their origin, the policies, and the inputs at which these are evaluated.
 
     Attributes
     ----------
@@ -81,22 +79,22 @@ class Prepared:
     training: TransitionStore
     test: TransitionStore
     encoder: Encoder
-    facts: dict[str, Any]
+    facts: Record
     policies: dict[str, ClippedGaussian]
-    state: Array
-    actions: dict[str, Array]
-    test_inputs: tuple[Array, Array] = field(repr=False)
+    state: Vector
+    actions: dict[str, Vector]
+    test_inputs: tuple[Points, Actions] = field(repr=False)
 
     @property
-    def targets(self) -> dict[str, tuple[Array, Array]]:
+    def targets(self) -> dict[str, tuple[Points, Actions]]:
         """x⋆ of each policy: state (1, p) and standardised action (1, q)."""
         return {
             name: (self.state[None], self.encoder.standardised(action)[None])
             for name, action in self.actions.items()
         }
 
-    def conditioning(self, most: int, seed: int) -> Array:
-        """Training inputs, at most so many of them at random, and the evaluation inputs of both policies."""
+    def conditioning(self, most: int, seed: int) -> Inputs:
+        """At most ``most`` random training inputs, and the evaluation inputs of both policies."""
         n = min(most, self.training.n_transitions)
         inputs = self.training.sample(n, np.random.default_rng([seed, 6])).inputs
         return np.vstack([inputs, *(np.hstack(target) for target in self.targets.values())])
@@ -131,16 +129,22 @@ def prepare(output: Path, request: Request, reporter: Reporter) -> Prepared:
     return Prepared(training, test, encoder, panel, policies, selected, actions, (held_out[0], held_out[1]))
 
 
-def _build(output: Path, folder: Path, request: Request, reporter: Reporter) -> dict[str, Any]:
+def _build(output: Path, folder: Path, request: Request, reporter: Reporter) -> Record:
     path = request.data
     if path is None:
         path = output / SIMULATED
         path.unlink(missing_ok=True)
         with reporter.stage("simulated file", request.searches) as advance:
             expedia.write_like_published(path, request.searches, seed=request.seed, advance=advance)
+    n_rows = 0
+
+    def count(n: int) -> None:
+        nonlocal n_rows
+        n_rows += n
+        advance(n)
+
     with reporter.stage("search lists") as advance:
-        n_rows = _Counter(advance)
-        lists = expedia.read_lists(path, n_rows)
+        lists = expedia.read_lists(path, count)
     with reporter.stage("destinations"):
         kept, left_out = expedia.clean(lists)
         parts = expedia.split(kept, request.training, request.test, request.seed)
@@ -153,7 +157,7 @@ def _build(output: Path, folder: Path, request: Request, reporter: Reporter) -> 
         return {
             "is_simulated": request.data is None,
             "source": "simulated" if request.data is None else path.name,
-            "rows": n_rows.total,
+            "rows": n_rows,
             "searches": len(lists),
             "kept": len(kept),
             "left_out": left_out,
@@ -166,19 +170,7 @@ def _build(output: Path, folder: Path, request: Request, reporter: Reporter) -> 
         }
 
 
-class _Counter:
-    """Counts rows, and shows them."""
-
-    def __init__(self, advance: Callable[..., None]) -> None:
-        self.total, self._advance = 0, advance
-
-    def __call__(self, n: int) -> None:
-        """So many more."""
-        self.total += n
-        self._advance(n)
-
-
-def _median_state(lists: pd.DataFrame, encoder: Encoder) -> dict[str, Any]:
+def _median_state(lists: pd.DataFrame, encoder: Encoder) -> Record:
     """The training list with a successor whose first principal-component score is nearest to the median."""
     has_successor = (lists["srch_destination_id"] == lists["srch_destination_id"].shift(-1)).to_numpy()
     part = lists[has_successor]

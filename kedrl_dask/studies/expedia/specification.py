@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.laws.recovery import RecoverySettings
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import PCG
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Inputs, Record, Vector
 
 __all__ = [
     "DISCOUNT",
@@ -46,16 +46,16 @@ BANDWIDTH = 70.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the fits; the paper's are the defaults, but for landmarks and features, which it has not.
+    """Sizes of the fits; defaults are the paper's, except for landmarks and features, which it does not use.
 
     Attributes
     ----------
     n_atoms, n_basis : int
         m and L.
     n_landmarks : int
-        Nyström landmarks of the conditional weights, for which the paper takes all 10,000 inputs.
+        Nyström landmarks of the conditional weights; the paper uses all 10,000 inputs.
     n_features : int
-        Frequencies of the return kernel, for which the paper takes the kernel itself.
+        Frequencies of the return kernel; the paper evaluates the kernel itself.
     n_centers : int
         Centres of uLSIF.
     n_own_basis, n_own_landmarks : int
@@ -74,12 +74,12 @@ class Sizes:
     n_conditioning: int = 20_000
 
 
-def parameters(profile: Profile, sizes: Sizes, conditioning: Array, seed: int) -> dict[str, Any]:
+def parameters(profile: Profile, sizes: Sizes, conditioning: Inputs, seed: int) -> Record:
     """Parameters of :class:`~kedrl_dask.KEDRL`.
 
     Both profiles have the paper's return kernel, atoms, discount and mass penalty, so that risks and
-    embeddings are of the same space. "paper" has its input kernel, ridges, basis and density ratio, with the
-    exact minimiser in place of AdamW; "sampled" averages over the policy's actions and chooses the rest.
+    embeddings are in the same space. "paper" has its input kernel, ridges, basis and density ratio, with the
+    exact minimiser in place of AdamW; "sampled" averages over the policy's actions, with automatic settings.
     """
     common = {
         "discount": DISCOUNT,
@@ -102,19 +102,19 @@ def parameters(profile: Profile, sizes: Sizes, conditioning: Array, seed: int) -
         "ridge_b": 1e-10,
         "ratio": ULSIF(sizes.n_centers, "numerator", ridge=1e-2),
         "n_draws": 3,
-        # λ_Γ is given, so that blocks serve nothing, and each has sums of L × landmarks.
+        # λ_Γ is given, so that blocks, each with sums of L × landmarks, have no use.
         "n_blocks": 2,
-        # Where the criterion is within a thousandth of what tenfold smaller gradients give it.
+        # The criterion is then within a thousandth of its value at a tenfold smaller gradient.
         "solver": PCG(tolerance=1e-4),
     }
 
 
-def shift(which: Recovery, encoder: Encoder) -> Array:
-    """What is added to scaled returns to have them on the raw scale; (2,).
+def shift(which: Recovery, encoder: Encoder) -> Vector:
+    """Offset (2,) that takes scaled returns s·z to the raw scale.
 
-    With rewards that are divided by s and not centred, returns are s·z, and nothing is. The paper centres
-    rewards by their mean m and maps an atom z to m + s·z. A sum of centred rewards lacks m/(1 − γ) and not m:
-    its raw scale is lower by γm/(1 − γ).
+    It is zero for rewards that are divided by s and not centred. The paper centres rewards by their mean m
+    and maps an atom z to m + s·z. But a sum of centred rewards lacks m/(1 − γ) rather than m, so that the
+    paper's raw scale is lower by γm/(1 − γ).
     """
     if which == "automatic":
         return np.zeros(2)
@@ -134,7 +134,7 @@ def recovery(which: Recovery, encoder: Encoder) -> RecoverySettings:
 
 
 #: What the paper reports of the published data.
-PAPER: dict[str, Any] = {
+PAPER: Record = {
     "actions": {  # tab:expedia_policy_action_summary: logged, rev, clk
         "avg_price_per_night": (128.6127, 130.9611, 123.2302),
         "total_promotions": (3.6080, 3.4828, 5.1903),

@@ -1,10 +1,9 @@
-"""What the Expedia evaluation found, as plain numbers: actions, risks, overlap, recovered marginals."""
+"""The results of the Expedia evaluation as plain numbers: actions, risks, overlap, recovered marginals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,10 +13,17 @@ from kedrl_dask.datasets.expedia.columns import ACTION
 from kedrl_dask.estimator.fitted.findings import law_evidence, objections
 from kedrl_dask.numerics.laws.recovery import Recovered, recover_law
 from kedrl_dask.studies.expedia.preparation import Prepared
-from kedrl_dask.studies.expedia.specification import RECOVERIES, RETURN_KERNEL, Recovery, recovery, shift
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.studies.expedia.specification import (
+    RECOVERIES,
+    RETURN_KERNEL,
+    Profile,
+    Recovery,
+    recovery,
+    shift,
+)
+from kedrl_dask.utils.arrays import Atoms, Record, Vector
 
-__all__ = ["MARGINALS", "laws", "raw_atoms", "summarise"]
+__all__ = ["MARGINALS", "Fits", "Laws", "laws", "raw_atoms", "summarise"]
 
 
 #: Rows of tab:expedia_recovered_marginals.
@@ -30,13 +36,15 @@ MARGINALS = {
     "click_2": "Pr(clicks ≥ 2)",
     "click_3": "Pr(clicks ≥ 3)",
 }
-#: What a fit's record has that a summary has not: it is drawn.
+#: Entries of a fit's record that are drawn and not summarised.
 DRAWN = ("coefficients", "grid")
 
-Fits = Mapping[str, Mapping[str, dict[str, Any]]]
+#: Records of fits by profile and policy, and recovered laws by profile, recovery and policy.
+Fits = Mapping[Profile, Mapping[str, Record]]
+Laws = Mapping[tuple[Profile, Recovery, str], Recovered]
 
 
-def laws(fits: Fits, prepared: Prepared) -> dict[tuple[str, Recovery, str], Recovered]:
+def laws(fits: Fits, prepared: Prepared) -> Laws:
     """Recovered laws at each policy's evaluation input, by profile, recovery and policy."""
     return {
         (profile, which, name): recover_law(
@@ -48,26 +56,23 @@ def laws(fits: Fits, prepared: Prepared) -> dict[tuple[str, Recovery, str], Reco
     }
 
 
-def raw_atoms(law: Recovered, which: Recovery, prepared: Prepared) -> Array:
+def raw_atoms(law: Recovered, which: Recovery, prepared: Prepared) -> Atoms:
     """The atoms of a law on the raw scale; (m, 2)."""
     return law.atoms * prepared.encoder.reward_scale + shift(which, prepared.encoder)
 
 
-def summarise(
-    fits: Fits, recovered: Mapping[tuple[str, Recovery, str], Recovered], prepared: Prepared
-) -> dict[str, Any]:
-    """Everything that the tables and the page show, as JSON can hold it."""
-    marginals: dict[str, Any] = {}
-    findings: dict[str, Any] = {profile: [] for profile in fits}
+def summarise(fits: Fits, recovered: Laws, prepared: Prepared) -> Record:
+    """The content of the tables and of the page, as JSON."""
+    marginals: Record = {}
+    findings: Record = {
+        profile: [finding for record in by_policy.values() for finding in record["findings"]]
+        for profile, by_policy in fits.items()
+    }
     for (profile, which, name), law in recovered.items():
         marginals.setdefault(profile, {}).setdefault(which, {})[name] = _marginals(law, which, prepared)
         found = objections(law_evidence(law), name)
         findings[profile] += [
             replace(item, sentence=f"recovery {which}: {item.sentence}").to_dict() for item in found
-        ]
-    for profile, by_policy in fits.items():
-        findings[profile] = [f for record in by_policy.values() for f in record["findings"]] + findings[
-            profile
         ]
     kept = ("is_simulated", "source", "rows", "searches", "kept", "left_out", "destinations", "transitions")
     return {
@@ -90,7 +95,7 @@ def summarise(
     }
 
 
-def _actions(prepared: Prepared) -> dict[str, Any]:
+def _actions(prepared: Prepared) -> Record:
     """tab:expedia_policy_action_summary, and the text below it."""
     state, logged = prepared.test_inputs
     encoder = prepared.encoder
@@ -113,8 +118,8 @@ def _actions(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _correlation(first: Array, second: Array) -> float | None:
-    """None where one of them does not vary."""
+def _correlation(first: Vector, second: Vector) -> float | None:
+    """None if one of them does not vary."""
     spread = first.std() * second.std()
     return float(np.mean((first - first.mean()) * (second - second.mean())) / spread) if spread > 0 else None
 

@@ -1,19 +1,18 @@
-"""The tables of the Expedia evaluation, beside the paper's: as plain rows, for terminals and pages alike."""
+"""The tables of the Expedia evaluation beside the paper's, for terminals and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from kedrl_dask.datasets.expedia.columns import ACTION, PAPER_STATISTICS
-from kedrl_dask.studies.expedia.specification import PAPER, PROFILES, RECOVERIES
+from kedrl_dask.studies.expedia.specification import PAPER, RECOVERIES
 from kedrl_dask.studies.expedia.summary import MARGINALS
+from kedrl_dask.studies.output import TextTable, print_tables
+from kedrl_dask.utils.arrays import Record
 
-__all__ = ["SYNTHETIC", "Rows", "render", "tables"]
+__all__ = ["SYNTHETIC", "render", "tables"]
 
 SYNTHETIC = "Simulated searches: nothing here is about hotels, and the paper's figures are of other data."
 PROFILE_NAMES = {"paper": "the paper's ratio", "sampled": "sampled actions"}
@@ -28,16 +27,7 @@ RECOVERY_NOTES = {
 }
 
 
-class Rows(NamedTuple):
-    """A table in words."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    note: str
-
-
-def tables(summary: dict[str, Any]) -> list[Rows]:
+def tables(summary: Record) -> list[TextTable]:
     """All tables of a summary."""
     return [
         _data(summary),
@@ -50,17 +40,17 @@ def tables(summary: dict[str, Any]) -> list[Rows]:
     ]
 
 
-def _data(summary: dict[str, Any]) -> Rows:
+def _data(summary: Record) -> TextTable:
     rows = []
     for name, found in summary["data"]["statistics"].items():
         paper = PAPER_STATISTICS[name]
         numbers = (found[key] for key in ("mean", "sd", "min", "max"))
         rows.append((name, *(f"{number:.3f}" for number in (*numbers, paper.mean, paper.sd))))
     heads = ("", "mean", "SD", "min", "max", "paper's mean", "SD")
-    return Rows("Training lists, raw scale (tab:expedia_data_desc)", heads, rows, "")
+    return TextTable("Training lists, raw scale (tab:expedia_data_desc)", heads, rows, "")
 
 
-def _actions(summary: dict[str, Any]) -> Rows:
+def _actions(summary: Record) -> TextTable:
     found, rows = summary["actions"], []
     for i, name in enumerate(ACTION):
         own = (found["mean"][key][i] for key in ("logged", "rev", "clk"))
@@ -74,33 +64,35 @@ def _actions(summary: dict[str, Any]) -> Rows:
         f"({', '.join(f'{v:.4f}' for v in PAPER['correlation'])})."
     )
     heads = ("action", "logged", "rev", "clk", "paper: logged", "rev", "clk")
-    return Rows("Greedy actions (tab:expedia_policy_action_summary)", heads, rows, note)
+    return TextTable("Greedy actions (tab:expedia_policy_action_summary)", heads, rows, note)
 
 
-def _risks(summary: dict[str, Any]) -> Rows:
+def _risks(summary: Record) -> TextTable:
+    fits, kinds = summary["fits"].values(), ("risk", "unshifted_risk")
     rows = [
-        (name, *(f"{of[key][kind]:.3g}" for of in _fits(summary) for kind in kinds), f"{PAPER['risk'][key]}")
+        (name, *(f"{of[key][kind]:.3g}" for of in fits for kind in kinds), f"{PAPER['risk'][key]}")
         for key, name in (("rev", "π(rev)"), ("clk", "π(clk)"))
-        for kinds in [("risk", "unshifted_risk")]
     ]
-    heads = [""]
-    for profile in summary["fits"]:
-        heads += [PROFILE_NAMES[profile], "no reward shift"]
-    return Rows(
+    heads = ["", *(head for key in summary["fits"] for head in (PROFILE_NAMES[key], "no reward shift"))]
+    return TextTable(
         "Held-out projected Bellman risk (tab:expedia_policy_eval_risks)",
         (*heads, "the paper"),
         rows,
-        "At the test inputs. No shift: without the reward, as the authors' code has it, which the supplement "
-        "says is not the projected residual. The risk is no policy value.",
+        "At the test inputs. No reward shift: as in the authors' code, which according to the supplement "
+        "does not compute the projected residual. The risk is not a policy value.",
     )
 
 
-def _overlap(summary: dict[str, Any]) -> Rows:
+def _overlap(summary: Record) -> TextTable:
     rows = []
     for profile, by_policy in summary["fits"].items():
         for name, of in by_policy.items():
             ratio = of["ratio"]
-            of_ratio = ("–", "–") if ratio is None else (_ess(ratio), f"{ratio['max']:.2f}")
+            of_ratio = (
+                ("–", "–")
+                if ratio is None
+                else (f"{ratio['effective_sample_size']:.1%}", f"{ratio['max']:.2f}")
+            )
             mass = of["mass"]
             row = (*of_ratio, f"{mass['mean']:.3f} ({mass['sd']:.3f})", f"{of['negative']:.3f}")
             rows.append((f"{PROFILE_NAMES[profile]}, {name}", *row))
@@ -112,19 +104,15 @@ def _overlap(summary: dict[str, Any]) -> Rows:
             f"{mean:.3f} ({deviation:.3f})",
         )
         rows.append((f"the paper, {name}", *own, f"{PAPER['negative'][name]:.3f}"))
-    return Rows(
+    return TextTable(
         "Density ratio, and coefficients at the test inputs",
         ("", "ESS", "largest ratio", "row sums (SD)", "negative share"),
         rows,
-        "Row sums of coefficients: 1 is right.",
+        "Row sums of coefficients are ideally 1.",
     )
 
 
-def _ess(ratio: dict[str, float]) -> str:
-    return f"{ratio['effective_sample_size']:.1%}"
-
-
-def _marginals(summary: dict[str, Any]) -> Iterator[Rows]:
+def _marginals(summary: Record) -> Iterator[TextTable]:
     for which in RECOVERIES:
         for profile, by_recovery in summary["marginals"].items():
             own, rows = by_recovery[which], []
@@ -139,7 +127,7 @@ def _marginals(summary: dict[str, Any]) -> Iterator[Rows]:
                 f"{RECOVERY_NOTES[which]} Distance of the proxies from the embeddings, of their norms: "
                 f"{distance}. At each policy's own greedy action: no policy values."
             )
-            yield Rows(f"Recovered marginals: {title}", heads, rows, note)
+            yield TextTable(f"Recovered marginals: {title}", heads, rows, note)
 
 
 def _contrast(key: str, rev: float, clk: float) -> list[str]:
@@ -147,21 +135,21 @@ def _contrast(key: str, rev: float, clk: float) -> list[str]:
     return [f"{rev:.{digits}f}", f"{clk:.{digits}f}", f"{clk - rev:+.{digits}f}"]
 
 
-def _optimisation(summary: dict[str, Any]) -> Iterator[Rows]:
+def _optimisation(summary: Record) -> Iterator[TextTable]:
     for profile, by_policy in summary["fits"].items():
         for name, of in by_policy.items():
             if "adamw" in of:
                 yield _against_adamw(f"{PROFILE_NAMES[profile]}, {name}", of)
 
 
-def _against_adamw(fit: str, of: dict[str, Any]) -> Rows:
+def _against_adamw(fit: str, of: Record) -> TextTable:
     adamw, solver, seconds = of["adamw"], of["solver"], of["seconds"]["solver"]
     rows = [
         ("the minimiser", f"{adamw['minimum']:.4g}", f"{seconds:.0f}", f"{solver['products']}"),
         ("AdamW", f"{adamw['objective']:.4g}", f"{adamw['seconds']:.0f}", f"{adamw['steps']:,}"),
         ("AdamW's start", f"{adamw['start']:.4g}", "0", "0"),
     ]
-    return Rows(
+    return TextTable(
         f"The criterion against AdamW for as long: {fit}",
         ("", "criterion", "seconds", "products or steps"),
         rows,
@@ -171,38 +159,23 @@ def _against_adamw(fit: str, of: dict[str, Any]) -> Rows:
     )
 
 
-def _seconds(summary: dict[str, Any]) -> Rows:
+def _seconds(summary: Record) -> TextTable:
     records = [of for by_policy in summary["fits"].values() for of in by_policy.values()]
     stages = list(dict.fromkeys(stage for of in records for stage in of["seconds"]))
     rows = [(stage, *(f"{of['seconds'].get(stage, 0.0):.1f}" for of in records)) for stage in stages]
     rows.append(("total", *(f"{sum(of['seconds'].values()):.1f}" for of in records)))
     names = (f"{profile}, {name}" for profile, own in summary["fits"].items() for name in own)
-    note = "A later fit finds what an earlier one has computed."
-    return Rows("Seconds of the fits", ("", *names), rows, note)
+    note = "A later fit reuses what an earlier one has computed."
+    return TextTable("Seconds of the fits", ("", *names), rows, note)
 
 
-def _fits(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    return [summary["fits"][profile] for profile in PROFILES if profile in summary["fits"]]
-
-
-def render(summary: dict[str, Any], console: Console) -> None:
+def render(summary: Record, console: Console) -> None:
     """Print all tables, and what speaks against them."""
     is_simulated = summary["data"]["is_simulated"]
     if is_simulated:
         console.print(f"{SYNTHETIC}\n")
-    for rows in tables(summary):
-        table = Table(
-            title=f"{rows.title}{'; simulated searches' * is_simulated}", title_justify="left",
-            caption=rows.note, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False, show_edge=False,
-            padding=(0, 1),
-        )  # fmt: skip
-        table.add_column(rows.heads[0], no_wrap=True)
-        for head in rows.heads[1:]:
-            table.add_column(head, justify="right")
-        for row in rows.rows:
-            table.add_row(*row)
-        console.print(table)
-        console.print()
+    marked = [table._replace(title=f"{table.title}; simulated searches") for table in tables(summary)]
+    print_tables(marked if is_simulated else tables(summary), console)
     for profile, found in summary["findings"].items():
         words = "" if found else " nothing was found."
         console.print(f"Against the fits with {PROFILE_NAMES[profile]}:{words}", highlight=False)
