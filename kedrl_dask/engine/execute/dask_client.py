@@ -266,7 +266,7 @@ class DistributedExecutor(Executor):
                 def submit(group: Sequence[Item] = groups[i], leaves: list[Future] = settled) -> Future:
                     return finished(group, tree(leaves, lambda future: future, merged))
 
-                results[i] = self._result(self._settle(submit, words[i]))
+                results[i] = self._computed(submit, words[i])
             return cast(list[Result], results)
 
     def _gather(self, futures: list[Future], words: Sequence[str], advance: Advance | None) -> list[object]:
@@ -295,14 +295,12 @@ class DistributedExecutor(Executor):
             for _ in as_completed(futures, loop=self._client.loop):
                 advance()
 
-    def _result(self, future: Future) -> object:
-        return _landed(self._patiently([future], future.result))
-
     def _computed(self, submit: Callable[[], Future], words: str) -> object:
         """Result of a task that runs alone."""
         while True:
             try:
-                return self._result(self._settle(submit, words))
+                future = self._settle(submit, words)
+                return _landed(self._patiently([future], future.result))
             except _Stalled:  # workers came and went; the current ones can do it
                 continue
 

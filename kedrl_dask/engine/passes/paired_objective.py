@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -45,10 +47,11 @@ class Target(Protocol):
         """D + τ, the coefficients of the target in the features ψ; (r, 2Q)."""
 
 
+@dataclass(eq=False)
 class ContractedTarget:
     """The target computed from its operator, with one task for each group of frequencies.
 
-    Parameters
+    Attributes
     ----------
     executor : Executor
     operator : Operator
@@ -60,35 +63,33 @@ class ContractedTarget:
         Precision of the products.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        operator: Operator,
-        blocks: ChunkSums[FrequencyBlock],
-        points: Points,
-        dtype: Precision,
-    ) -> None:
-        self._executor, self._operator, self._blocks, self._dtype = executor, operator, blocks, dtype
-        self._points = {kind: executor.share(points.astype(kind)) for kind in {dtype, EXACT}}
-        self._in_memory: FrequencyBlock | None = None
+    executor: Executor
+    operator: Operator
+    blocks: ChunkSums[FrequencyBlock]
+    points: Points
+    dtype: Precision
+
+    @cached_property
+    def _shared_points(self) -> dict[Precision, Points]:
+        return {kind: self.executor.share(self.points.astype(kind)) for kind in {self.dtype, EXACT}}
+
+    @cached_property
+    def _in_memory(self) -> FrequencyBlock:
+        return self.operator.load((0, self.operator.n_frequencies))
 
     def value_and_gradient(self, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
         """See :class:`Target`."""
-        shared = self._executor.share(coefficients)
-        points = self._points[coefficients.dtype]
-        value, gradient = self._blocks.sum(paired.value_and_gradient, points, shared, with_terminal)
-        return value, gradient
+        shared, points = self.executor.share(coefficients), self._shared_points[coefficients.dtype]
+        return self.blocks.sum(paired.value_and_gradient, points, shared, with_terminal)
 
     def batch(self, points: Points, coefficients: Coefficients) -> ValueAndGradient:
         """See :class:`Target`; the operator is read once, because mini-batches are many and small."""
-        if self._in_memory is None:
-            self._in_memory = self._operator.load((0, self._operator.n_frequencies))
-        dtype = self._dtype
-        return paired.value_and_gradient(self._in_memory, points.astype(dtype), coefficients.astype(dtype))
+        points, coefficients = points.astype(self.dtype), coefficients.astype(self.dtype)
+        return paired.value_and_gradient(self._in_memory, points, coefficients)
 
     def __call__(self, coefficients: Coefficients) -> Matrix:
         """See :class:`Target`."""
-        groups = self._blocks.each(_forward_group, self._executor.share(coefficients))
+        groups = self.blocks.each(_forward_group, self.executor.share(coefficients))
         return np.hstack([part for group in groups for part in group])
 
 
@@ -96,10 +97,11 @@ def _forward_group(blocks: Numbered[FrequencyBlock], coefficients: Coefficients)
     return [paired.target(block, coefficients) for _, block in blocks]
 
 
+@dataclass(eq=False)
 class SweptTarget:
     """The target computed from the transitions, in two sweeps over them for each product.
 
-    Parameters
+    Attributes
     ----------
     executor : Executor
     rows : ChunkSums
@@ -117,57 +119,48 @@ class SweptTarget:
         Precision of the products.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        rows: ChunkSums[Iterable[Batch]],
-        points: Points,
-        features: NystromFeatures,
-        gram: Matrix,
-        space: ReturnSpace,
-        terminal: Matrix | None,
-        dtype: Precision,
-    ) -> None:
-        self._executor, self._rows, self._features = executor, rows, features
-        self._points, self._factor = points, cho_factor(gram, lower=True)
-        self._space, self._terminal = space, terminal
-        self._spaces = {kind: executor.share(space.astype(kind)) for kind in {dtype, EXACT}}
+    executor: Executor
+    rows: ChunkSums[Iterable[Batch]]
+    points: Points
+    features: NystromFeatures
+    gram: Matrix
+    space: ReturnSpace
+    terminal: Matrix | None
+    dtype: Precision
 
-    def _forward(self, coefficients: Coefficients) -> Matrix:
-        """D in double precision, from sums of products in the precision of the coefficients."""
-        space, shared = self._spaces[coefficients.dtype], self._executor.share(coefficients)
-        (sums,) = self._rows.sum(sweep_out, space, shared)
-        return np.asarray(cho_solve(self._factor, self._features.complete_sums(sums)))
+    def __post_init__(self) -> None:
+        """Factorise the regression, and share the return space."""
+        self._factor = cho_factor(self.gram, lower=True)
+        self._spaces = {kind: self.executor.share(self.space.astype(kind)) for kind in {self.dtype, EXACT}}
 
     def _adjoint(self, by_target: Matrix, dtype: Precision) -> Coefficients:
-        by_sums = self._features.complete_sums_adjoint(cho_solve(self._factor, by_target))
+        by_sums = self.features.complete_sums_adjoint(cho_solve(self._factor, by_target))
         # Scaled to a maximum of one, entries neither underflow nor overflow in single precision.
         size = float(np.abs(by_sums).max()) or 1.0
-        shared = self._executor.share((by_sums / size).astype(dtype))
-        (gradient,) = self._rows.sum(sweep_back, self._spaces[dtype], shared)
+        shared = self.executor.share((by_sums / size).astype(dtype))
+        (gradient,) = self.rows.sum(sweep_back, self._spaces[dtype], shared)
         return np.asarray(size * gradient)
 
     def _over(self, points: Points, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
-        target, space = self._forward(coefficients), self._space
-        if with_terminal and self._terminal is not None:
-            target = target + self._terminal
-        exact = coefficients.astype(EXACT)
-        square, by_basis, by_target = paired.residual(points, space.grid_waves, exact, target)
+        target, exact = self(coefficients, with_terminal), coefficients.astype(EXACT)
+        square, by_basis, by_target = paired.residual(points, self.space.grid_waves, exact, target)
         gradient = by_basis + self._adjoint(by_target, coefficients.dtype)
-        return space.scale * square, 2 * space.scale * gradient
+        return self.space.scale * square, 2 * self.space.scale * gradient
 
     def value_and_gradient(self, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
         """See :class:`Target`."""
-        return self._over(self._points, coefficients, with_terminal)
+        return self._over(self.points, coefficients, with_terminal)
 
     def batch(self, points: Points, coefficients: Coefficients) -> ValueAndGradient:
         """See :class:`Target`; this sweeps over all transitions."""
         return self._over(points, coefficients, True)
 
-    def __call__(self, coefficients: Coefficients) -> Matrix:
-        """See :class:`Target`."""
-        target = self._forward(coefficients)
-        return target if self._terminal is None else target + self._terminal
+    def __call__(self, coefficients: Coefficients, with_terminal: bool = True) -> Matrix:
+        """See :class:`Target`; products are in the precision of the coefficients, sums in double."""
+        space, shared = self._spaces[coefficients.dtype], self.executor.share(coefficients)
+        (sums,) = self.rows.sum(sweep_out, space, shared)
+        target = np.asarray(cho_solve(self._factor, self.features.complete_sums(sums)))
+        return target + self.terminal if with_terminal and self.terminal is not None else target
 
 
 class PairedObjective(Objective):
@@ -206,7 +199,6 @@ class PairedObjective(Objective):
         self.products_are_exact = dtype == EXACT
         self._chunks, self._source = chunks, source
         self._dtype = dtype
-        self._in_memory: Sections | None = None
         points = compressed.points
         self._moment, self._mean = points.basis.T @ points.basis, compressed.mean
         # Σϱ|ρ|², as ρ is linear in ψ.
@@ -234,10 +226,12 @@ class PairedObjective(Objective):
         _, by_mass = paired.mass_penalty(self._moment, self._mean, 0.0, direction)
         return size * image + self._penalties.mass * by_mass + 2 * self._ridge * direction
 
+    @cached_property
+    def _in_memory(self) -> Sections:
+        return self._source.compute((0, self.n_points))
+
     def batch_gradient(self, rows: Indices, coefficients: Coefficients) -> Coefficients:
         """Gradient over some of the points, scaled so that its mean over all batches is the full gradient."""
-        if self._in_memory is None:
-            self._in_memory = self._source.compute((0, self.n_points))
         basis, features, weights = (part[rows] for part in self._in_memory)
         weights = weights * (self.n_points / len(rows))
         value, gradient = self.target.batch(Points.of(basis, features, weights), coefficients)

@@ -213,9 +213,7 @@ class Operator:
         )
         return FrequencyBlock(operator, terminal, space)
 
-    def compute(self, which: Range) -> FrequencyBlock:
-        """Read them too, because nothing is cheaper."""
-        return self.load(which)
+    compute = load  # they cannot be computed from anything else
 
 
 #: k̃ (n, L), ψ (n, r) and ϱ (n,) of some conditioning points.
@@ -246,9 +244,7 @@ class PairedPoints:
         inputs, weights = points.read("input", *rows), points.read("weight", *rows)
         return self.basis(inputs), self.operators.features(inputs), weights
 
-    def load(self, rows: Range) -> Sections:
-        """Compute them, because they are not stored."""
-        return self.compute(rows)
+    load = compute  # they are not stored
 
 
 class Compressed(NamedTuple):

@@ -106,7 +106,6 @@ class BellmanObjective(Objective):
         self.n_points = groups[-1][-1][1]
         self._spaces = {dtype: executor.share(space.astype(dtype)) for dtype in {points.dtype, EXACT}}
         self.chunks = ChunkSums(executor, points, groups, residency)
-        self._in_memory: Chunk | None = None
         moment, target_moment = self.chunks.sum(separated.moments)
         right = return_gram(space, target_moment, penalties.mass)
         self.coordinates = Coordinates.build(moment, right, ridge)
@@ -147,18 +146,20 @@ class BellmanObjective(Objective):
         moments = chunks.sum(separated.expanded_moments, *shared)
         return Surrogate(self.coordinates, expansion, moments, self._space, self._penalties.mass)
 
+    @cached_property
+    def _in_memory(self) -> tuple[Chunk, Space]:
+        return self._points.load((0, self.n_points)), self._space.astype(self._points.dtype)
+
     def batch_gradient(self, rows: Indices, coefficients: Coefficients) -> Coefficients:
         """Gradient over some of the points, scaled so that its mean over all batches is the full gradient.
 
         Mini-batches are random, so all points are read into this process once.
         """
-        if self._in_memory is None:
-            self._in_memory = self._points.load((0, self.n_points))
-            self._batch_space = self._space.astype(self._points.dtype)
-        batch = self._in_memory.rows(rows)
+        points, space = self._in_memory
+        batch = points.rows(rows)
         batch = replace(batch, weights=batch.weights * (self.n_points / len(batch)))
         value, gradient = separated.value_and_gradient(
-            batch, self._batch_space, self._penalties, coefficients.astype(self._points.dtype)
+            batch, space, self._penalties, coefficients.astype(self._points.dtype)
         )
         return self._with_ridge(value, gradient, coefficients)[1]
 

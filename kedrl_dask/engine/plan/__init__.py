@@ -1,5 +1,5 @@
-"""What a fit will take, before it starts: tasks, flop, time, memory and disk, in plain numbers.
+"""The projected cost of a fit before it starts: tasks, flop, time, memory and disk.
 
-Gives :class:`~kedrl_dask.engine.plan.plan.Plan` and the partition of the work. Only ``calibration`` measures
-anything, through an executor. Imports ``data``, ``execute`` and ``numerics``.
+Provides :class:`~kedrl_dask.engine.plan.plan.Plan` and the partition of the work. Only ``calibration``
+measures anything, through an executor. Imports ``data``, ``execute`` and ``numerics``.
 """

@@ -1,11 +1,10 @@
-"""What the machine that will do the work can do, by short measurements where it will be done."""
+"""Short measurements of the machine, on the threads that will do the work."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,17 +12,17 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.plan.stage_costs import Machine
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.utils.arrays import Precision
 from kedrl_dask.utils.process import own_memory
 
 __all__ = ["measure"]
-
 
 #: Seconds spent on each measurement.
 PROBE_SECONDS = 0.15
 
 
-def measure(executor: Executor, store: TransitionStore, kernel: Matern, dtype: np.dtype[Any]) -> Machine:
-    """Measure on every thread at once, and take the slowest: a pass ends when the last task does."""
+def measure(executor: Executor, store: TransitionStore, kernel: Matern, dtype: Precision) -> Machine:
+    """Measure on all threads at once and take the slowest, because a pass ends with its last task."""
     probes = executor.map(_probe, range(executor.n_threads), store.path.resolve(), kernel, dtype)
     gemm, exact_gemm, evaluations, rows = (
         min(values) for values in zip(*(probe[:4] for probe in probes), strict=True)
@@ -31,8 +30,8 @@ def measure(executor: Executor, store: TransitionStore, kernel: Matern, dtype: n
     return Machine(gemm, exact_gemm, evaluations, rows, int(max(probe[4] for probe in probes)))
 
 
-def _probe(_: int, path: Path, kernel: Matern, dtype: np.dtype[Any]) -> tuple[float, ...]:
-    """Rates and memory, in the order of Machine's attributes."""
+def _probe(_: int, path: Path, kernel: Matern, dtype: Precision) -> tuple[float, ...]:
+    """Rates and memory, in the order of the attributes of Machine."""
     rng = np.random.default_rng(0)
     left, right = rng.random((2, 512, 512))
     points, centers = rng.random((512, 6)), rng.random((256, 6))
@@ -50,7 +49,7 @@ def _probe(_: int, path: Path, kernel: Matern, dtype: np.dtype[Any]) -> tuple[fl
 
 
 def _rate(call: Callable[[], object]) -> float:
-    """Calls per second, the first one apart: it pays for warming up."""
+    """Calls per second, without the first one, which is a warm-up."""
     call()
     start, n = time.perf_counter(), 0
     while (seconds := time.perf_counter() - start) < PROBE_SECONDS:

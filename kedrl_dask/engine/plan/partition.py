@@ -1,4 +1,4 @@
-"""Division of work, in plain integers."""
+"""Division of the work into tasks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = [
     "sweep_groups",
 ]
 
-#: Rows whose random actions come from one generator, and whose features are in memory at once. Groups
-#: are counted from the first row of the store, so that draws do not depend on how work is divided.
+#: Number of rows in a group: their random actions come from one generator, and their features are in memory
+#: together. Groups are counted from the first row of the store, so that draws do not depend on the division.
 GROUP_ROWS = 2_048
-#: Groups read at a time, while the ones before are being computed on; and at first, while nothing is.
+#: Groups that are read together while the previous ones are processed; and in the first read.
 READ_GROUPS, FIRST_READ = 16, 4
-#: Groups of one task: its sums are lost with its worker, and no more than these.
+#: Groups of one task, whose sums are lost if its worker dies.
 PIECE_GROUPS = 128
-#: Groups after which the pass that contracts the paired target writes down what it has.
+#: Groups after which the contraction of the paired target stores its sums.
 LINK_GROUPS = 128
-#: Most groups of a chunk of transitions that every product sweeps over, and the fewest chunks if possible.
+#: Maximum number of groups in a chunk of a sweep, and the preferred minimum number of chunks.
 SWEEP_GROUPS, FEWEST_SWEPT = 4, 8
-#: Frequencies whose products are formed together, and a multiple of it: those of a chunk of the solver.
+#: Frequencies whose products are formed together, and those of a chunk of the solver, a multiple of it.
 FREQUENCY_CHUNK, FREQUENCY_SHARD = 4, 16
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ Range = tuple[int, int]
 
 
 class RowBlock(NamedTuple):
-    """A block of whole episodes, or a piece of one."""
+    """A block of whole episodes, or a piece of such a block."""
 
     number: int
     start: int
@@ -54,14 +54,14 @@ class RowBlock(NamedTuple):
 
 
 def pieces(block: RowBlock) -> list[RowBlock]:
-    """Cut a block where groups begin, into tasks of at most PIECE_GROUPS groups."""
+    """Cut a block at the starts of groups, into pieces of at most PIECE_GROUPS groups."""
     length = PIECE_GROUPS * GROUP_ROWS
     cuts = range((block.start // length + 1) * length, block.stop, length)
     return [RowBlock(block.number, *edges) for edges in pairwise([block.start, *cuts, block.stop])]
 
 
 def in_groups(items: Sequence[T], n_groups: int) -> list[list[T]]:
-    """Deal items out to at most ``n_groups`` runs of neighbours, as even as can be.
+    """Divide items into at most ``n_groups`` consecutive runs, as evenly as possible.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def in_groups(items: Sequence[T], n_groups: int) -> list[list[T]]:
 
 
 def even_ranges(n: int, at_most: int) -> list[Range]:
-    """Cut range(n) into the fewest ranges of at most ``at_most``, all of one length but the last.
+    """Cut range(n) into as few ranges as possible, all of the same length except the last.
 
     Examples
     --------
@@ -90,18 +90,18 @@ def even_ranges(n: int, at_most: int) -> list[Range]:
 
 
 def row_ranges(n_rows: int, n_groups: int) -> list[Range]:
-    """Cut all rows into ranges of ``n_groups`` whole groups, the last one of what is left."""
+    """Cut all rows into ranges of ``n_groups`` whole groups; the last one may be shorter."""
     length = n_groups * GROUP_ROWS
     return [(start, min(start + length, n_rows)) for start in range(0, n_rows, length)]
 
 
 def sweep_groups(n_rows: int) -> int:
-    """Groups of a chunk of transitions that every product sweeps over; of nothing but the number of rows."""
+    """Number of groups in a chunk of a sweep; it depends only on the number of rows."""
     return min(SWEEP_GROUPS, max(1, n_rows // (FEWEST_SWEPT * GROUP_ROWS)))
 
 
 class Node(NamedTuple, Generic[T]):
-    """A value combined from the items ``start`` to ``start + size`` in a binary tree."""
+    """A node of a binary tree: the combined value of items ``start`` to ``start + size``."""
 
     start: int
     size: int
@@ -109,10 +109,10 @@ class Node(NamedTuple, Generic[T]):
 
 
 def fold(nodes: Iterable[Node[T]], combine: Callable[[T, T], T]) -> list[Node[T]]:
-    """Combine neighbours that are the two halves of a node of the binary tree over all items.
+    """Combine neighbours that are the two halves of a node in the binary tree over all items.
 
-    A sum that is folded in parts, anywhere, and the parts then in order, is always the same sum: floating
-    point sums depend on their order.
+    Floating-point sums depend on their order. Folding consecutive parts separately, and then their results
+    in order, always gives the same sum.
 
     Examples
     --------

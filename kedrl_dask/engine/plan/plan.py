@@ -1,14 +1,15 @@
-"""What a fit will take, before any work starts; and where the conditioning points are kept."""
+"""The plan of a fit: its projected cost, and where the conditioning points are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
-from typing import Any, Literal
+from typing import Literal
 
 from kedrl_dask.engine.plan import paired_stage_costs, stage_costs
 from kedrl_dask.engine.plan.stage_costs import MIB, Crew, Machine, Residency, Sizes, Stage
+from kedrl_dask.utils.arrays import Record
 
 __all__ = ["Form", "Plan", "PlanError", "make_plan"]
 
@@ -17,29 +18,29 @@ Form = Literal["separated", "contracted", "matrix-free"]
 
 
 class PlanError(ValueError):
-    """A fit would need more than it may use; the message names the setting to change."""
+    """A fit would exceed its memory or disk; the message names the setting to change."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a fit will take; made by :func:`make_plan`.
+    """The projected cost of a fit; see :func:`make_plan`.
 
     Attributes
     ----------
     sizes : Sizes
     machine : Machine
     n_workers, n_threads : int
-        Worker processes, and threads of each. A fit in this process has one worker: it.
+        Number of worker processes, and of threads in each; a fit in this process has one worker.
     budget : int
         Bytes that a worker process may use.
     residency : {"resident", "stored", "recomputed"}
-        Where the conditioning points are while the solver runs; in the paired construction the contracted
-        target, or the transitions.
+        Where the conditioning points are during the solver, or in the paired construction the contracted
+        target or the transitions.
     stages : tuple of Stage
     form : {"separated", "contracted", "matrix-free"}
-        The construction, and of the paired one its form.
+        The separated construction, or the form of the paired one.
     n_shards : int
-        Parts of the frequencies that the contraction is divided into.
+        Number of parts into which the contraction divides the frequencies.
     """
 
     sizes: Sizes
@@ -54,7 +55,7 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Projected peak of a worker process, in bytes."""
+        """Projected peak memory of a worker process, in bytes."""
         return max(stage.memory for stage in self.stages)
 
     @property
@@ -64,16 +65,16 @@ class Plan:
 
     @property
     def flop(self) -> float:
-        """Flop of all matrix products."""
+        """Floating-point operations of all matrix products."""
         return sum(stage.flop for stage in self.stages)
 
     @property
     def seconds(self) -> float:
-        """Projected time."""
+        """Projected time in seconds."""
         return sum(stage.seconds for stage in self.stages)
 
     def check(self, free_disk: int | None = None) -> None:
-        """Refuse a plan over budget, naming the setting that would help most.
+        """Reject a plan that exceeds the budget, naming the setting that would help most.
 
         Raises
         ------
@@ -93,7 +94,7 @@ class Plan:
             )
 
     def _remedy(self) -> str:
-        """The setting whose halving saves most, with a value that fits if there is one."""
+        """The setting whose reduction saves most memory, with a value that fits if possible."""
         saved = {name: self.memory - self._with(name, 0.5).memory for name in ADJUSTABLE}
         names = sorted(saved, key=lambda key: -saved[key])
         otherwise = ", or use operators='features'" if self.sizes.exact else ""
@@ -117,8 +118,8 @@ class Plan:
             sizes = replace(sizes, **{name: value})  # type: ignore[arg-type]
         return make_plan(sizes, self.machine, self.n_workers, threads, self.budget, [self.form])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+    def to_dict(self) -> Record:
+        """The plan as a record for JSON."""
         totals = {name: getattr(self, name) for name in ("memory", "disk", "flop", "seconds")}
         return {**asdict(self), "totals": totals}
 
@@ -136,7 +137,7 @@ class Plan:
         return (
             f"Plan for {s.n_transitions:,} transitions on {where}; "
             f"{s.n_conditioning:,} conditioning points in chunks of {s.chunk_points:,}{self._what()}; "
-            "time of the solver for as many products as it usually takes"
+            "the time of the solver is for a typical number of products"
         )
 
     def _what(self) -> str:
@@ -165,7 +166,7 @@ class Plan:
         return f"<table><caption>{escape(self._summary())}</caption>{rows}</table>"
 
 
-#: What a plan over budget is advised to lower.
+#: Settings that the message of a rejected plan may suggest to lower.
 ADJUSTABLE = ("n_landmarks", "n_features", "n_basis", "n_atoms", "chunk_points", "n_threads")
 
 
@@ -177,19 +178,19 @@ def make_plan(
     budget: int,
     forms: Sequence[Form] = ("separated",),
 ) -> Plan:
-    """Project the cost of every stage, and decide what is kept where.
+    """Project the cost of every stage, and choose the fastest plan within the budget.
 
     Parameters
     ----------
     sizes : Sizes
     machine : Machine
-        Its rates; :data:`NOMINAL` where only memory matters.
+        Its rates; :data:`NOMINAL` if only memory matters.
     n_workers, n_threads : int
-        Worker processes, and threads of each.
+        Number of worker processes, and of threads in each.
     budget : int
         Bytes that a worker process may use.
     forms : sequence of Form
-        What may be chosen from.
+        The forms to choose from.
     """
     crew = Crew(sizes, machine, n_workers, n_threads)
     shards = paired_stage_costs.n_shards(crew, budget)
@@ -205,7 +206,7 @@ def make_plan(
 
 
 def _stages(crew: Crew, form: Form, shards: int) -> Iterator[tuple[Residency, tuple[Stage, ...]]]:
-    """All stages, for each place where the solver may have what it works on."""
+    """All stages, for each possible residency."""
     first = [stage_costs.design(crew)]
     if crew.sizes.n_centers:
         first.append(stage_costs.ratio(crew))

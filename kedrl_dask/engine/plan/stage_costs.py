@@ -1,4 +1,4 @@
-"""What each stage of a fit costs: tasks, flop, kernel evaluations, seconds, memory, disk."""
+"""The cost of each stage of a fit: tasks, flop, kernel evaluations, seconds, memory and disk."""
 
 from __future__ import annotations
 
@@ -25,55 +25,50 @@ __all__ = [
     "conditioning",
     "design",
     "diagnostics",
-    "parallel_seconds",
-    "process_memory",
     "ratio",
-    "reading_memory",
     "regression",
-    "regression_memory",
-    "shared_memory",
     "solver",
     "streaming",
 ]
 
-#: Where the conditioning points are while the solver runs.
+#: Where the conditioning points are during the solver: in memory, on disk, or recomputed for each product.
 Residency = Literal["resident", "stored", "recomputed"]
 
 MIB, DOUBLE = 2**20, 8
-#: Products that preconditioned conjugate gradients usually take; a fit counts its own.
+#: Typical number of products in preconditioned conjugate gradients; a fit counts its own.
 USUAL_PRODUCTS = 100
-#: The same with a surrogate of the Hessian, products in double precision counted by their time.
+#: The same with a surrogate of the Hessian; products in double precision are weighted by their time.
 PRODUCTS_WITH_SURROGATE = 25
-#: Share of the flop rate of square matrices that the passes and the products reach.
+#: Share of the flop rate of square matrices that passes and products achieve.
 EFFICIENCY = 0.75
-#: Bytes that one thread takes for a block of exact kernel values, and of their products with weights.
+#: Bytes per thread for a block of exact kernel values and their products with weights.
 EXACT_WORK = 32 * MIB
 #: Bytes of H and G that a thread multiplies with vectors per second.
 EXACT_READ = 5e9
-#: Seconds that a task costs beside its work.
+#: Overhead of a task in seconds.
 TASK_SECONDS = 0.004
-#: Allocators keep more than is in use, and libraries need room of their own.
+#: Allocators keep more memory than is in use, and libraries need some as well.
 SLACK, HEADROOM = 1.4, 128 * MIB
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one thread while all of them work, and the memory of a process before it starts.
+    """Rates of one thread while all are busy, and the memory of a process before it starts.
 
     Attributes
     ----------
     gemm : float
-        Matrix products in the precision of the fit, flop per second.
+        Flop per second of matrix products in the precision of the fit.
     exact_gemm : float
         The same in double precision.
     evaluations : float
         Kernel evaluations per second, in the precision of the fit.
     rows : float
-        Recorded rows read per second.
+        Number of recorded rows read per second.
     baseline : int
-        Bytes of a process with everything imported.
+        Bytes of a process after all imports.
     stored : float
-        Bytes of stored conditioning points read per second; what a shared disk gives, not measured.
+        Bytes of stored conditioning points read per second; typical of a shared disk, not measured.
     """
 
     gemm: float
@@ -84,15 +79,15 @@ class Machine:
     stored: float = 2e8
 
 
-#: A slow core of 2020, for decisions that need no measurement: ratios matter, not seconds.
+#: A slow core of 2020, for decisions that depend on ratios of rates and not on seconds.
 NOMINAL = Machine(4e10, 2e10, 1.5e8, 5e5, 300 * 2**20)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that a plan depends on.
+    """The sizes on which a plan depends.
 
-    Landmarks, basis and draws are upper bounds: the design may need fewer.
+    Those of landmarks, basis and draws are upper bounds, because the design may need fewer.
     """
 
     n_rows: int
@@ -109,25 +104,30 @@ class Sizes:
     n_conditioning: int
     chunk_points: int
     n_draws: int
-    n_centers: int  # of the density ratio; 0 without
+    n_centers: int  # of the density ratio; 0 if there is none
     has_terminal: bool
     itemsize: int  # of the products
-    exact: bool = False  # H and G from the return kernel itself
-    n_folds: int = N_FOLDS  # of the sums; one where λ_Γ is given
+    exact: bool = False  # H and G come from the return kernel itself
+    n_folds: int = N_FOLDS  # of the sums; one if λ_Γ is given
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks of conditioning points."""
+        return -(-self.n_conditioning // self.chunk_points)
 
     @property
     def waves(self) -> int:
-        """Columns of features of the reward, and of its terminal part."""
+        """Number of features of the reward and its terminal part."""
         return 2 * self.n_features * (2 if self.has_terminal else 1)
 
     @property
     def sums(self) -> int:
-        """Numbers in the sums over one block of episodes."""
+        """Number of entries in the sums over one block of episodes."""
         return self.n_landmarks * (self.n_landmarks + self.n_basis + self.waves)
 
     @property
     def point(self) -> int:
-        """Bytes that the solver needs of one conditioning point."""
+        """Bytes that the solver needs for one conditioning point."""
         target = self.waves
         if self.exact:
             target = 2 * self.n_atoms**2 + (2 * self.n_atoms + 1 if self.has_terminal else 0)
@@ -135,7 +135,7 @@ class Sizes:
 
     @property
     def forms(self) -> int:
-        """N×N kernel matrices that a chunk of points takes with exact operators: one for each shift of G."""
+        """Number of N×N kernel matrices for a chunk with exact operators, one for each shift of G."""
         shifts = self.n_atoms * (self.n_atoms - 1) // 2 + 1
         return shifts + (self.n_atoms if self.has_terminal else 0)
 
@@ -143,6 +143,20 @@ class Sizes:
     def row(self) -> int:
         """Bytes of a recorded row."""
         return DOUBLE * (self.state_dim + self.action_dim + self.reward_dim) + 17
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the values that all tasks share: landmarks, basis, frequencies, and whitening matrices."""
+        dim = self.state_dim + self.action_dim
+        points = dim * (self.n_landmarks + self.n_basis) + self.n_features * self.reward_dim
+        whitening = (DOUBLE + self.itemsize) * self.n_landmarks * (self.n_landmarks + 128)
+        return DOUBLE * points + whitening
+
+    @property
+    def read_ahead(self) -> int:
+        """Bytes of rows read ahead, their transitions, and one decompressed chunk of every array."""
+        transition = DOUBLE * (2 * (self.state_dim + self.action_dim) + self.reward_dim + 3)
+        return 2 * READ_GROUPS * GROUP_ROWS * (transition + self.row) + 2 * self.chunk_rows * self.row
 
 
 @dataclass(frozen=True)
@@ -153,12 +167,12 @@ class Stage:
     ----------
     name : str
     tasks : int
-        Tasks in all; of the solver, for each product.
+        Total number of tasks; for the solver, those of each product.
     flop, evaluations : float
-        In matrix products, and kernel evaluations.
+        Flop of matrix products, and number of kernel evaluations.
     seconds : float
     memory : int
-        Peak of a worker process, in bytes.
+        Peak memory of a worker process, in bytes.
     disk : int
         Bytes written.
     """
@@ -174,63 +188,65 @@ class Stage:
 
 @dataclass(frozen=True)
 class Crew:
-    """Who does the work, on what: worker processes, and threads of each."""
+    """The sizes of the work, the machine, and the numbers of worker processes and of threads in each."""
 
     sizes: Sizes
     machine: Machine
     n_workers: int
     n_threads: int
 
+    @property
+    def all_threads(self) -> int:
+        """Number of threads of all workers."""
+        return self.n_workers * self.n_threads
 
-def process_memory(crew: Crew, *parts: float) -> int:
-    """Peak memory of a process from the bytes that a stage holds."""
-    return int(crew.machine.baseline + HEADROOM + SLACK * sum(parts))
+    @property
+    def fitted(self) -> int:
+        """Bytes kept after the regression: shared values, coefficients twice, and possibly sums and Γ."""
+        s = self.sizes
+        kept = s.n_folds * s.sums if self.n_workers == 1 else 0
+        if s.exact:
+            kept += s.n_transitions * (2 * s.n_landmarks + 4 * (s.state_dim + s.action_dim + s.reward_dim))
+        return s.shared + DOUBLE * (2 * s.n_landmarks * (s.n_basis + s.waves + 1) + kept)
 
+    def memory(self, *parts: float) -> int:
+        """Peak memory of a process in a stage that holds parts of so many bytes."""
+        return int(self.machine.baseline + HEADROOM + SLACK * sum(parts))
 
-def shared_memory(s: Sizes) -> int:
-    """Landmarks, basis, whitening in both precisions and frequencies: what every task is given."""
-    dim = s.state_dim + s.action_dim
-    whitening = (DOUBLE + s.itemsize) * s.n_landmarks * (s.n_landmarks + 128)
-    return DOUBLE * (dim * (s.n_landmarks + s.n_basis) + s.n_features * s.reward_dim) + whitening
+    def driver_memory(self, part: float) -> int:
+        """The same of a stage that the driver runs, which is the only worker or none."""
+        return self.memory(part) if self.n_workers == 1 else self.machine.baseline
 
-
-def reading_memory(s: Sizes) -> int:
-    """Rows read ahead, their transitions, and a stored chunk of every array as it is decompressed."""
-    transition = DOUBLE * (2 * (s.state_dim + s.action_dim) + s.reward_dim + 3)
-    return 2 * READ_GROUPS * GROUP_ROWS * (transition + s.row) + 2 * s.chunk_rows * s.row
+    def seconds(self, flop: float, evaluations: float, rows: float, tasks: int) -> float:
+        """Seconds of work that all threads share and that overlaps with reading."""
+        m, threads = self.machine, min(self.all_threads, tasks)
+        compute = flop / (EFFICIENCY * m.gemm) + evaluations / m.evaluations
+        return max(compute, rows / m.rows) / threads + tasks * TASK_SECONDS / threads
 
 
 def design(crew: Crew) -> Stage:
-    """Landmarks, basis, grid and tuning, by the driver."""
+    """Choice of landmarks, basis, grid and kernel, by the driver."""
     s, driver = crew.sizes, crew.machine
     n, dim = min(DESIGN_SAMPLE, s.n_transitions), s.state_dim + s.action_dim
     points = s.n_landmarks + s.n_basis + s.n_atoms
-    # About 30 rounds of k-means, and 25 sets of lengths with 300 landmarks on 4,000 transitions.
+    # About 30 iterations of k-means, and 25 sets of lengths with 300 landmarks on 4,000 transitions.
     flop = 30 * 2 * n * points * dim + 25 * 4_000 * 2 * 300 * 900
     seconds = flop / driver.exact_gemm * 4 + n * points * 1e-7 + s.n_rows / driver.rows / 4
     memory = 6 * n * (s.row + DOUBLE * dim) + DOUBLE * (4_000 * 1_500 + 3 * s.n_landmarks**2)
-    own = process_memory(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
-    return Stage("design", 1, flop, 25 * 4_000 * 300, seconds, own, n * s.row)
-
-
-def parallel_seconds(crew: Crew, flop: float, evaluations: float, rows: float, tasks: int) -> float:
-    """Seconds of work that all threads share; reading goes on meanwhile."""
-    m, threads = crew.machine, min(crew.n_workers * crew.n_threads, tasks)
-    compute = flop / (EFFICIENCY * m.gemm) + evaluations / m.evaluations
-    return max(compute, rows / m.rows) / threads + tasks * TASK_SECONDS / threads
+    return Stage("design", 1, flop, 25 * 4_000 * 300, seconds, crew.driver_memory(memory), n * s.row)
 
 
 def ratio(crew: Crew) -> Stage:
     """Sums of uLSIF over all transitions."""
     s, b = crew.sizes, crew.sizes.n_centers
     flop, evaluations = s.n_transitions * 2.0 * b * b, s.n_transitions * b * (1.0 + s.n_draws)
-    memory = crew.n_threads * (3 * GROUP_ROWS * b * s.itemsize + 2 * DOUBLE * b * b + reading_memory(s))
-    seconds = parallel_seconds(crew, flop, evaluations, s.n_rows, s.n_blocks)
-    return Stage("density ratio", s.n_blocks, flop, evaluations, seconds, process_memory(crew, memory), 0)
+    memory = crew.n_threads * (3 * GROUP_ROWS * b * s.itemsize + 2 * DOUBLE * b * b + s.read_ahead)
+    seconds = crew.seconds(flop, evaluations, s.n_rows, s.n_blocks)
+    return Stage("density ratio", s.n_blocks, flop, evaluations, seconds, crew.memory(memory), 0)
 
 
 def streaming(crew: Crew) -> Stage:
-    """Features, their products with the responses, and the sums of a block."""
+    """Features, their products with the responses, and the sums of blocks."""
     s, r = crew.sizes, crew.sizes.n_landmarks
     continuation = s.n_basis * (s.n_draws if not s.n_centers else 1) + s.n_centers
     flop = s.n_transitions * (2.0 * r * (0.6 * r + s.n_basis + 2 * s.n_features) + r * r)
@@ -238,35 +254,25 @@ def streaming(crew: Crew) -> Stage:
     tasks = max(s.n_blocks, -(-s.n_rows // (PIECE_GROUPS * GROUP_ROWS)))
     group = 2 * r + 2 * s.n_basis + 3 * s.n_features + s.n_centers
     widest = max(r, 2 * s.n_features, s.n_basis)
-    task = s.itemsize * (GROUP_ROWS * group + r * widest) + 2 * DOUBLE * s.sums + reading_memory(s)
-    memory = process_memory(crew, crew.n_threads * task, shared_memory(s))
+    task = s.itemsize * (GROUP_ROWS * group + r * widest) + 2 * DOUBLE * s.sums + s.read_ahead
+    memory = crew.memory(crew.n_threads * task, s.shared)
     disk = DOUBLE * s.n_blocks * s.sums
-    seconds = parallel_seconds(crew, flop, evaluations, s.n_rows, tasks)
+    seconds = crew.seconds(flop, evaluations, s.n_rows, tasks)
     return Stage("streaming pass", tasks, flop, evaluations, seconds, memory, disk)
 
 
 def regression(crew: Crew) -> Stage:
-    """Cross-validation over five folds of sums, or the solution alone where λ_Γ is given, by the driver."""
+    """Cross-validation over the folds of the sums, or the solution alone if λ_Γ is given, by the driver."""
     s, r = crew.sizes, crew.sizes.n_landmarks
     flop, responses = 2.0 * r * r * (s.n_basis + s.waves), r * (s.n_basis + s.waves)
-    # The sums, with responses completed, side by side, solved and divided again.
+    # The sums, and the responses: completed, concatenated, solved and split again.
     memory = DOUBLE * (2 * s.sums + 4 * responses + r * r)
     if s.n_folds > 1:
         flop += s.n_folds * (10.0 * r**3 + 4 * r * r * (s.n_basis + s.waves))
-        # The folds, completed, scaled, side by side and merged again.
+        # The folds: completed, scaled, concatenated and merged again.
         memory = DOUBLE * (5 * s.n_folds * s.sums + 2 * s.sums + 6 * r * r)
-    own = process_memory(crew, memory) if crew.n_workers == 1 else crew.machine.baseline
     seconds = 2 * flop / crew.machine.exact_gemm + DOUBLE * s.n_blocks * s.sums / 5e8
-    return Stage("regression", 1, flop, 0, seconds, own, 0)
-
-
-def regression_memory(crew: Crew) -> int:
-    """Coefficients of the regression, twice; its sums, where the driver is the worker; for exact sums, Γ."""
-    s = crew.sizes
-    kept = s.n_folds * s.sums if crew.n_workers == 1 else 0
-    if s.exact:
-        kept += s.n_transitions * (2 * s.n_landmarks + 4 * (s.state_dim + s.action_dim + s.reward_dim))
-    return DOUBLE * (2 * s.n_landmarks * (s.n_basis + s.waves + 1) + kept)
+    return Stage("regression", 1, flop, 0, seconds, crew.driver_memory(memory), 0)
 
 
 def _evaluation(s: Sizes, chunk_points: int) -> tuple[float, float, int]:
@@ -283,7 +289,7 @@ def _evaluation(s: Sizes, chunk_points: int) -> tuple[float, float, int]:
 
 
 def _double_rates(s: Sizes) -> tuple[int, int]:
-    """How much longer products and kernel evaluations take in double precision than in that of the fit."""
+    """Slowdown of products and kernel evaluations in double precision, relative to that of the fit."""
     return (1, 1) if s.itemsize == DOUBLE else (2, 3)
 
 
@@ -291,26 +297,24 @@ def conditioning(crew: Crew) -> Stage:
     """The operators at the conditioning points, in double precision."""
     s = crew.sizes
     flop, evaluations, held = _evaluation(s, s.chunk_points)
-    tasks = -(-s.n_conditioning // s.chunk_points)
     slower, counts = _double_rates(s), (flop * s.n_conditioning, evaluations * s.n_conditioning)
-    seconds = parallel_seconds(crew, slower[0] * counts[0], slower[1] * counts[1], 0, tasks)
+    seconds = crew.seconds(slower[0] * counts[0], slower[1] * counts[1], 0, s.n_chunks)
     inputs = DOUBLE * (s.state_dim + s.action_dim + 2) * s.n_conditioning
     task = s.chunk_points * held + (EXACT_WORK if s.exact else 0)
-    memory = process_memory(
-        crew, crew.n_threads * task, regression_memory(crew), shared_memory(s), 4 * inputs
-    )
-    return Stage("conditioning points", tasks, *counts, seconds, memory, s.n_conditioning * s.point + inputs)
+    memory = crew.memory(crew.n_threads * task, crew.fitted, 4 * inputs)
+    disk = s.n_conditioning * s.point + inputs
+    return Stage("conditioning points", s.n_chunks, *counts, seconds, memory, disk)
 
 
 def solver(crew: Crew, residency: Residency) -> Stage:
-    """Products of the Hessian; one task for each thread of a cluster."""
+    """Products of the Hessian, with one task for each thread of a cluster."""
     s, m = crew.sizes, crew.machine
     chunk = s.chunk_points * s.point
-    # Through the features and back, or with H twice, and G.
+    # Through the features and back, or with H twice and G once.
     through = s.n_atoms * s.n_atoms if s.exact else s.n_atoms * s.waves
     per_product = 8.0 * s.n_conditioning * (s.n_atoms * s.n_basis + through)
-    tasks = min(crew.n_workers * crew.n_threads, -(-s.n_conditioning // s.chunk_points))
-    # H and G come from memory for every product.
+    tasks = min(crew.all_threads, s.n_chunks)
+    # Every product reads H and G from memory.
     again, evaluations, resident = s.n_conditioning * s.point / EXACT_READ if s.exact else 0.0, 0.0, 0
     if residency == "resident":
         resident = -(-s.n_conditioning // crew.n_workers) * s.point
@@ -320,30 +324,29 @@ def solver(crew: Crew, residency: Residency) -> Stage:
         flop, kernel, held = _evaluation(s, s.chunk_points)
         again += _double_rates(s)[0] * s.n_conditioning * flop / (EFFICIENCY * m.gemm)
         evaluations, chunk = s.n_conditioning * kernel, s.chunk_points * (s.point + held)
-    seconds = parallel_seconds(crew, per_product, _double_rates(s)[1] * evaluations, 0, tasks) + again / tasks
+    seconds = crew.seconds(per_product, _double_rates(s)[1] * evaluations, 0, tasks) + again / tasks
     features = 16 * 2**21
-    # Sums over chunks are folded as they come.
-    partial = DOUBLE * s.n_basis * s.n_atoms * (-(-s.n_conditioning // s.chunk_points)).bit_length()
+    # Sums over chunks are folded as they are computed.
+    partial = DOUBLE * s.n_basis * s.n_atoms * s.n_chunks.bit_length()
     held = resident if residency == "resident" else crew.n_threads * 2 * chunk
-    shared = regression_memory(crew) + shared_memory(s)
-    memory = process_memory(crew, held, crew.n_threads * features, 3 * partial, shared)
+    memory = crew.memory(held, crew.n_threads * features, 3 * partial, crew.fitted)
     n_products, flop, own = USUAL_PRODUCTS, 0.0, 0.0
     surrogate = SurrogateCost.of(s.n_basis, s.n_atoms, s.waves, s.n_conditioning)
     if surrogate.pays and not s.exact:
-        # The workers make its sums; its steps are the driver's.
+        # The workers compute its sums, the driver its steps.
         n_products, flop = PRODUCTS_WITH_SURROGATE, surrogate.sums + surrogate.steps
         own = (surrogate.sums / tasks + surrogate.steps) / (EFFICIENCY * m.gemm)
-        memory = max(memory, process_memory(crew, held, _surrogate_memory(crew), shared))
+        memory = max(memory, crew.memory(held, _surrogate_memory(crew), crew.fitted))
     counts = n_products * per_product + flop, n_products * evaluations
     return Stage("solver", tasks, *counts, n_products * seconds + own, memory, 0)
 
 
 def _surrogate_memory(crew: Crew) -> int:
-    """Sums of its terms, folded as they come; and the surrogate itself, where the driver is the worker."""
+    """Bytes of the sums of its terms, and of the surrogate itself if the driver is the worker."""
     s = crew.sizes
     directions = min(s.n_basis, MOST_DIRECTIONS)
-    n_terms, n_chunks = sum(USUAL_TERMS), -(-s.n_conditioning // s.chunk_points)
-    nodes = n_chunks.bit_length() + 2 + (4 if crew.n_workers == 1 else 0)
+    n_terms = sum(USUAL_TERMS)
+    nodes = s.n_chunks.bit_length() + 2 + (4 if crew.n_workers == 1 else 0)
     rotated = s.chunk_points * (4 * directions + s.waves + n_terms)
     return s.itemsize * (nodes * n_terms * directions**2 + crew.n_threads * rotated)
 
@@ -351,7 +354,7 @@ def _surrogate_memory(crew: Crew) -> int:
 def diagnostics(crew: Crew, before: Stage) -> Stage:
     """The test of separation on the sample, and the Bellman risk at held-out inputs, by the driver.
 
-    What the threads of the stage before gave back is not at the disposal of this one.
+    Its memory is added to that of the previous stage, which threads freed but allocators kept.
     """
     s, r = crew.sizes, crew.sizes.n_landmarks
     n, waves = min(SEPARATION_SAMPLE, s.n_transitions), 4 * s.n_features
@@ -366,7 +369,5 @@ def diagnostics(crew: Crew, before: Stage) -> Stage:
         flop, evaluations = flop + n_points * own_flop, evaluations + n_points * own_evaluations
         held = max(held, n_points * own_held + EXACT_WORK)
     seconds = flop / (EFFICIENCY * crew.machine.exact_gemm) + evaluations / crew.machine.evaluations
-    own = crew.machine.baseline
-    if crew.n_workers == 1:
-        own = int(before.memory + SLACK * held)
+    own = int(before.memory + SLACK * held) if crew.n_workers == 1 else crew.machine.baseline
     return Stage("diagnostics", 1, flop, evaluations, seconds, own, 0)
