@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.theory import feature_quotient, lipschitz_constant
-from kedrl_dask.plots.style import COLOURS, DASHES, GREY, Figure
+from kedrl_dask.plots.style import GREY, Figure, line_style
 
 __all__ = ["matern_kernels"]
 
@@ -39,7 +39,7 @@ def matern_kernels(
     by_length = [(f"ℓ = {value:g}", Matern(nu, value, sigma)) for value in length_scales]
     for axes, kernels in zip(panels, (by_nu, by_length, by_nu), strict=True):
         for i, (label, kernel) in enumerate(kernels):
-            style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)], "label": label}
+            style = {**line_style(i), "label": label}
             if axes is not panels[2]:
                 axes.plot(distance, kernel(distance[:, None], np.zeros((1, 1)))[:, 0], **style)
                 continue

@@ -6,13 +6,20 @@ from io import BytesIO
 
 from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["BLUE", "COLOURS", "DASHES", "GREY", "ORANGE", "Figure"]
+from kedrl_dask.utils.arrays import Record
+
+__all__ = ["BLUE", "COLOURS", "GREY", "ORANGE", "Figure", "line_style"]
 
 # Okabe and Ito's colours, which people with any common colour blindness can tell apart.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 #: More of them, for several lines in one panel; each has a dash pattern too.
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")
+
+
+def line_style(number: int) -> Record:
+    """Colour and dash pattern of the lines of one policy or kernel."""
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
 
 
 class Figure(MatplotlibFigure):

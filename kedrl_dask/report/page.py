@@ -71,7 +71,7 @@ def _answers(dataset: xr.Dataset) -> dict[str, Any]:
     """What the part with the answers needs."""
     data = chart_data(dataset)
     pairs = [f"{a} less {b}" for a, b in zip(*_names(dataset), strict=True)]
-    payload = json.dumps({"data": data, "items": chart_items(dataset, data)}, allow_nan=False)
+    payload = json.dumps({"data": data, "items": chart_items(data)}, allow_nan=False)
     return {
         "answers": sentences.answers(dataset),
         "data": data,

@@ -185,7 +185,9 @@ def test_marginals__densities_with_bands(two_laws, tmp_path):
     for c, axes in enumerate(panels):
         for i, line in enumerate(axes.lines):
             own = dataset.isel(policy=i, input=2, coordinate=c)
-            np.testing.assert_array_equal(line.get_ydata(), own["density"])
+            x, first, _ = np.intersect1d(dataset["thresholds"][c], line.get_xdata(), return_indices=True)
+            np.testing.assert_array_equal(line.get_xydata(), np.stack([x, own["density"][first]], axis=1))
+            assert own["cdf"][first[0]] < 1e-3 < 1 - 1e-3 < own["cdf"][first[-1]]
             vertices = axes.collections[i].get_paths()[0].vertices[:, 1]
             assert vertices.max() == own["density_high"].max()
         assert len(axes.lines) == len(axes.collections) == 2
@@ -208,10 +210,13 @@ def test_distribution_functions__lines_and_steps(tmp_path):
     dataset = laws_of_two(projected={1: [-1, 0, 3]})
     smooth, steps = check_labels(plots.distribution_functions(dataset, 1), tmp_path)
     own = dataset.isel(policy=0, input=1)
-    np.testing.assert_array_equal(smooth.lines[0].get_ydata(), own["cdf"].isel(coordinate=0))
+    x, y = smooth.lines[0].get_data()
+    np.testing.assert_allclose(y, np.interp(x, own["thresholds"][0], own["cdf"].isel(coordinate=0)))
+    assert (y[0], y[-1]) == pytest.approx((0, 1), abs=1e-3)
     values = steps.lines[0].get_ydata()
     assert (values[0], values[-1]) == pytest.approx((0, 1))
-    assert list(steps.lines[0].get_xdata()) == [-2, -1, 0, 3, 4]
+    assert list(steps.lines[0].get_xdata()) == [-2, -1, -1, 0, 0, 3, 3, 4, 4]
+    np.testing.assert_array_equal(values[1:-1:2], [0, *own["cdf"].isel(coordinate=1).to_numpy()[:3]])
     low, high = steps.get_xlim()
     assert low < -1 < 3 < high
 
