@@ -3,8 +3,8 @@
 ::
 
     data = "transitions.zarr"  # paths are relative to the file
-    run = "run"                # directory of the run, unless the command line gives one
-    cache = "cache"            # optional: blocks are kept there and not in the run
+    run = "run"                # directory of the run, unless given on the command line
+    cache = "cache"            # optional: directory for blocks, instead of the run
     discount = 0.9
 
     [policy]                   # the target policy: a family and its numbers ...
@@ -22,7 +22,7 @@
     return_kernel = { nu = 5.5, length_scale = [1.2, 0.9], sigma = 0.85 }
     solver = { name = "pcg", tolerance = 1e-8 }
 
-    [cluster]                  # where it runs; see kedrl_dask.engine.clusters.descriptions for all keys
+    [cluster]                  # where it runs; all keys are in kedrl_dask.engine.clusters.descriptions
     kind = "slurm"
     cores = 4
     memory = "16 GiB"
@@ -40,9 +40,8 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -54,20 +53,23 @@ from kedrl_dask.numerics.policies.families import LocationScale, from_dict
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import by_name
 from kedrl_dask.service.toml import Key, Toml, read_text, read_toml
+from kedrl_dask.utils.arrays import Record
 
 __all__ = ["RunConfig", "config_error", "load_config", "load_policy", "refuse_unknown", "typed"]
 
-#: Keys of the file; all others are refused.
+T = TypeVar("T")
+
+#: Keys of the file; others are refused.
 KEYS = ("data", "run", "cache", "discount", "policy", "policies", "settings", "evaluate", "cluster")
-#: Names of policies, which directories are named after.
+#: Valid names of policies, which become names of directories.
 POLICY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-#: Name of the policy of a file that has one.
+#: Name of the policy in a file with a single one.
 ONLY = "policy"
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a file describes.
+    """The content of a file.
 
     Attributes
     ----------
@@ -82,12 +84,12 @@ class RunConfig:
     source : Toml or None
         The file.
     cluster : ClusterDescription or None
-        Where it runs, unless the command line says.
+        Where it runs, unless given on the command line.
     """
 
     data: Path
     policies: dict[str, LocationScale]
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: Record = field(default_factory=dict)
     run: Path | None = None
     cache: Path | None = None
     source: Toml | None = None
@@ -95,11 +97,11 @@ class RunConfig:
 
     @property
     def policy(self) -> LocationScale:
-        """The target policy, if there is one only."""
+        """The target policy, if there is only one."""
         if len(self.policies) > 1:
             raise ValueError(
                 f"{'' if self.source is None else self.source.path}: has the policies "
-                f"{', '.join(self.policies)}, and a fit is of one; give [policy], or use kedrl evaluate"
+                f"{', '.join(self.policies)}, but a fit takes one; give [policy], or use kedrl evaluate"
             )
         return next(iter(self.policies.values()))
 
@@ -121,15 +123,13 @@ def load_config(path: str | Path) -> RunConfig:
     refuse_unknown(source, "", given, KEYS)
     for key in ("data", "discount"):
         if key not in given:
-            raise ValueError(
-                f"{source.path}: the key {key!r} is missing; kedrl_dask.service.config says what a file has"
-            )
+            raise _missing(source, key)
     places = {
         key: source.path.parent / typed(source, key, given[key], str, "a path, as text")
         for key in ("data", "run", "cache")
         if key in given
     }
-    parameters = {
+    parameters: Record = {
         name: _setting(source, name, value) for name, value in _table(source, given, "settings").items()
     }
     refuse_unknown(source, "settings.", parameters, set(KEDRL(0.5).get_params()) - {"discount"})
@@ -162,19 +162,23 @@ def load_policy(path: str | Path) -> LocationScale:
     return _built_policy(path, "policy", readers[path.suffix](path))
 
 
-def _policies(source: Toml, given: dict[str, Any]) -> dict[str, LocationScale]:
+def _missing(source: Toml, key: str) -> ValueError:
+    return ValueError(
+        f"{source.path}: the key {key!r} is missing; kedrl_dask.service.config describes the file"
+    )
+
+
+def _policies(source: Toml, given: Record) -> dict[str, LocationScale]:
     """One policy, or several by name."""
     if "policies" not in given:
         if "policy" not in given:
-            raise ValueError(
-                f"{source.path}: the key 'policy' is missing; kedrl_dask.service.config says what a file has"
-            )
+            raise _missing(source, "policy")
         return {ONLY: _policy(source, "policy", _table(source, given, "policy"))}
     if "policy" in given:
-        raise config_error(source, "policy", "[policy] does not go with [policies]; name it there")
+        raise config_error(source, "policy", "[policy] cannot be combined with [policies]; name it there")
     tables = _table(source, given, "policies")
     if not tables:
-        raise config_error(source, "policies", "[policies] has none; give at least one, as [policies.NAME]")
+        raise config_error(source, "policies", "[policies] is empty; give a policy, as [policies.NAME]")
     for name in tables:
         if not POLICY_NAME.fullmatch(name):
             raise config_error(
@@ -188,7 +192,7 @@ def _policies(source: Toml, given: dict[str, Any]) -> dict[str, LocationScale]:
     }
 
 
-def _policy(source: Toml, key: str, given: dict[str, Any]) -> LocationScale:
+def _policy(source: Toml, key: str, given: Record) -> LocationScale:
     if "file" not in given:
         return _built_policy(source, key, given)
     for other in given:
@@ -196,25 +200,25 @@ def _policy(source: Toml, key: str, given: dict[str, Any]) -> LocationScale:
             raise config_error(
                 source,
                 f"{key}.{other}",
-                f"the key '{key}.{other}' does not go with '{key}.file'; give one of them",
+                f"the key '{key}.{other}' cannot be combined with '{key}.file'; give one of them",
             )
     return load_policy(
         source.path.parent / typed(source, f"{key}.file", given["file"], str, "a path, as text")
     )
 
 
-def _cluster(source: Toml, given: dict[str, Any]) -> ClusterDescription:
+def _cluster(source: Toml, given: Record) -> ClusterDescription:
     kind = given.get("kind")
-    if kind in KINDS:  # and otherwise the description says which there are
+    if kind in KINDS:  # otherwise describe_cluster lists the kinds
         refuse_unknown(source, "cluster.", given, cluster_keys(kind))
     return _named(source, "cluster", lambda: describe_cluster(given, source.path.parent))
 
 
-def _built_policy(source: Toml | Path, key: str, given: Mapping[str, Any]) -> LocationScale:
+def _built_policy(source: Toml | Path, key: str, given: Mapping[str, object]) -> LocationScale:
     return _named(source, key, lambda: from_dict(given))
 
 
-def _setting(source: Toml, name: str, value: Any) -> Any:
+def _setting(source: Toml, name: str, value: object) -> object:
     """A parameter of the estimator; tables are kernels, solvers and settings of the density ratio."""
     key = f"settings.{name}"
     if not isinstance(value, dict):
@@ -227,10 +231,10 @@ def _setting(source: Toml, name: str, value: Any) -> Any:
         solver = value.get("name")
         kind = type(_named(source, key, lambda: by_name(typed(source, f"{key}.name", solver, str, "a name"))))
         return _built(source, key, kind, {k: v for k, v in value.items() if k != "name"})
-    raise config_error(source, key, f"the key {key!r} takes no table; give it a value")
+    raise config_error(source, key, f"the key {key!r} takes a value, not a table")
 
 
-def _built(source: Toml, key: str, kind: type, given: dict[str, Any]) -> Any:
+def _built(source: Toml, key: str, kind: type, given: Record) -> object:
     """An object of the package from its fields, each of the type of its default."""
     known = {f.name: f.default for f in fields(kind)}
     refuse_unknown(source, f"{key}.", given, known)
@@ -240,24 +244,24 @@ def _built(source: Toml, key: str, kind: type, given: dict[str, Any]) -> Any:
         if isinstance(value, dict) and name == "kernel":
             values[name] = _built(source, here, Matern, value)
         elif isinstance(default, int):
-            typed(source, here, value, Integral, "a whole number")
+            typed(source, here, value, int, "a whole number")
         elif isinstance(default, float) and not isinstance(value, list):
-            typed(source, here, value, Real, "a number")
+            typed(source, here, value, float, "a number")
         elif default is MISSING or isinstance(value, dict):
             raise config_error(source, here, f"the key {here!r} takes no {type(value).__name__}")
     return _named(source, key, lambda: kind(**values))
 
 
 def config_error(source: Toml | Path, key: str | Key, message: str) -> ValueError:
-    """An error about a key: with the file, and the line if it is known."""
+    """An error about a key, with the file and, if known, the line."""
     if not isinstance(source, Toml):
         return ValueError(f"{source}: {message}")
     line = source.line(key)
     return ValueError(f"{source.path}: {'' if line is None else f'line {line}: '}{message}")
 
 
-def _named(source: Toml | Path, key: str, build: Callable[[], Any]) -> Any:
-    """What is built; errors name the file, the table, and the line of the key that they begin with."""
+def _named(source: Toml | Path, key: str, build: Callable[[], T]) -> T:
+    """Call a function whose errors are to name the file, the table, and the line of the key in question."""
     try:
         return build()
     except (TypeError, ValueError, OverflowError) as error:
@@ -270,41 +274,42 @@ def _named(source: Toml | Path, key: str, build: Callable[[], Any]) -> Any:
         raise config_error(source, place, f"[{key or 'policy'}] {error}") from error
 
 
-def typed(source: Toml | Path, key: str, value: Any, kind: type, words: str) -> Any:
-    """The value of a key, if it is of a type."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+def typed(source: Toml | Path, key: str, value: object, kind: type[T], words: str) -> T:
+    """The value of a key, which must be of a type; integers are numbers, too, and booleans are not."""
+    kinds = (int, float) if kind is float else kind
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
         raise config_error(source, key, f"the key {key!r} must be {words}, got {value!r}")
-    return value
+    return cast(T, value)
 
 
-def _table(source: Toml | Path, given: dict[str, Any], key: str, prefix: str = "") -> dict[str, Any]:
+def _table(source: Toml | Path, given: Record, key: str, prefix: str = "") -> Record:
     return typed(source, prefix + key, given.get(key, {}), dict, "a table")
 
 
 def refuse_unknown(source: Toml | Path, prefix: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse keys that there are not, with the nearest of those that there are."""
+    """Refuse unknown keys, with a suggestion of the nearest known one."""
     known = sorted(known)
     for key in given:
         if key not in known:
             near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys are {', '.join(known)}"
             raise config_error(source, prefix + key, f"unknown key {prefix + key!r}; {hint}")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Record:
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is no JSON file: {error}") from error
+        raise ValueError(f"{path}: not a JSON file: {error}") from error
     return typed(path, "policy", content, dict, "an object with a family and its numbers")
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
+def _read_npz(path: Path) -> Record:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             content = {name: arrays[name] for name in arrays.files}
     except (ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: is no .npz file of plain arrays: {error}") from error
+        raise ValueError(f"{path}: not an .npz file of plain arrays: {error}") from error
     if "family" in content:
         content["family"] = str(content["family"])
     return content

@@ -1,7 +1,7 @@
-"""What may be wrong with a machine, and the remedy: looked at before it costs a night.
+"""Problems of a machine and their remedies, found before a long run fails.
 
-``python -m kedrl_dask.service.doctor`` runs the small fit alone: it is compared with the truth, and fits in
-threads and on one and two worker processes are compared with each other.
+``python -m kedrl_dask.service.doctor`` runs only the small fit: it is compared with the truth, and with the
+same fit on one and two worker processes.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
 import psutil
 from threadpoolctl import threadpool_info
 
 from kedrl_dask.engine.storage.schema import ArraySpec
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Matrix
 from kedrl_dask.utils.checks import cut
 
 if TYPE_CHECKING:
-    from kedrl_dask import KEDRL, Matern
     from kedrl_dask.engine.execute.executor import Executor
 
 __all__ = ["Check", "examine", "self_test"]
 
 
 GIB, MIB = 2**30, 2**20
-#: Least memory with which a fit of the default size fits, and speed of a disk below which passes wait for it.
+#: Least memory for a fit of the default size, and speed of a disk below which passes wait for it.
 LEAST_MEMORY, SLOW_DISK = 2 * GIB, 50 * MIB
-#: Error of the small fit that is too large; it is 0.011.
+#: Largest acceptable error of the small fit; it is usually 0.011.
 LARGEST_ERROR = 0.03
-#: Largest difference between fits in threads and on workers: of embedding values, over the largest of them.
+#: Largest acceptable difference of fits in threads and on workers, relative to the largest embedding value.
 LARGEST_DIFFERENCE = 1e-8
-#: Numbers that are written and read to measure a disk.
+#: Chunks, and numbers in each, that are written and read to measure a disk.
 WRITTEN_CHUNKS, CHUNK_NUMBERS = 8, 2**20
 
 Status = Literal["good", "note", "caution", "wrong"]
@@ -52,17 +51,17 @@ Status = Literal["good", "note", "caution", "wrong"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one examination.
 
     Attributes
     ----------
     name : str
     status : {"good", "note", "caution", "wrong"}
-        A note is of something that is not there and need not be.
+        A note reports that something optional is missing.
     found : str
-        What was found.
+        What was found, in words.
     remedy : str
-        What to do about it.
+        What to do about it, if anything.
     """
 
     name: str
@@ -76,7 +75,7 @@ class Check:
 
 
 def examine(directory: Path, scheduler: str | None, seconds: float) -> Iterator[Check]:
-    """Look at everything, one thing after the other.
+    """Examine everything, step by step.
 
     Parameters
     ----------
@@ -85,7 +84,7 @@ def examine(directory: Path, scheduler: str | None, seconds: float) -> Iterator[
     scheduler : str or None
         Address of a Dask scheduler.
     seconds : float
-        Time that the small fits may take; 0 leaves them out.
+        Time limit of the small fits; 0 skips them.
     """
     yield from _versions()
     yield _blas()
@@ -105,7 +104,7 @@ def _versions() -> Iterator[Check]:
     known, old = [], []
     for requirement in requires("kedrl-dask") or ():
         match = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement)
-        if match is None:  # of an extra
+        if match is None:  # a requirement of an extra
             continue
         found = _installed(match[1])
         known.append(f"{match[1]} {found}")
@@ -135,24 +134,15 @@ def _blas() -> Check:
     libraries = [info for info in threadpool_info() if info["user_api"] == "blas"]
     cores, _ = granted()
     words = ", ".join(
-        " ".join(
-            filter(
-                None,
-                [
-                    info["internal_api"],
-                    info.get("version"),
-                    f"({kernel} kernels)" if (kernel := info.get("architecture")) else "",
-                    f"with {info['num_threads']} threads",
-                ],
-            )
-        )
+        f"{info['internal_api']} {info.get('version') or ''} ({info.get('architecture', 'unknown')} kernels) "
+        f"with {info['num_threads']} threads"
         for info in libraries
     )
-    text = f"{words or 'none found'}; cores that may be used: {cores}"
+    text = f"{words or 'none found'}; usable cores: {cores}"
     if not libraries:
         return Check("BLAS", "caution", text, "install NumPy from a wheel, or with OpenBLAS or MKL")
     if cores < max(info["num_threads"] for info in libraries):
-        remedy = f"start as many workers or threads as may run: export OMP_NUM_THREADS={cores}"
+        remedy = f"use no more threads than cores: export OMP_NUM_THREADS={cores}"
         return Check("BLAS", "caution", text, remedy)
     return Check("BLAS", "good", text)
 
@@ -165,17 +155,17 @@ def _memory() -> Check:
     if limit < found.total:
         text += f"; limits of this process allow {limit / GIB:.1f}"
     if min(found.available, limit) < LEAST_MEMORY:
-        remedy = "ask for more, or give smaller sizes: kedrl plan STORE says what a fit takes"
+        remedy = "request more, or use smaller sizes: kedrl plan STORE shows what a fit takes"
         return Check("memory", "caution", text, remedy)
     return Check("memory", "good", text)
 
 
 def _disk(directory: Path) -> Check:
-    """Write and read through Zarr, and lock a file, in a directory that is removed again."""
+    """Write and read through Zarr, and lock a file, in a temporary directory."""
     from kedrl_dask.engine.storage.array_store import ArrayStore
     from kedrl_dask.engine.storage.lock import locked
 
-    remedy = "choose a directory that can be written, on a disk with locks"
+    remedy = "choose a writable directory on a disk that supports file locks"
     spec = ArraySpec("number", ("row",), "float64", "random numbers")
     sizes = {"row": WRITTEN_CHUNKS * CHUNK_NUMBERS}, {"row": CHUNK_NUMBERS}
     values = np.random.default_rng(0).random(CHUNK_NUMBERS)
@@ -191,15 +181,16 @@ def _disk(directory: Path) -> Check:
         return Check("Zarr", "wrong", cut(str(error)), remedy)
     free = shutil.disk_usage(directory).free
     text = (
-        f"{directory}: writes {write / MIB:,.0f} and reads {read / MIB:,.0f} MiB/s, of files that may be in "
-        f"memory; {free / GIB:,.1f} GiB free"
+        f"{directory}: writes {write / MIB:,.0f} and reads {read / MIB:,.0f} MiB/s, perhaps from the "
+        f"file cache; {free / GIB:,.1f} GiB free"
     )
     if write < SLOW_DISK or free < GIB:
         return Check("Zarr", "caution", text, "put stores and caches on a faster or emptier disk")
     return Check("Zarr", "good", text)
 
 
-def _rate(move: Callable[[int], Any]) -> float:
+def _rate(move: Callable[[int], object]) -> float:
+    """Bytes per second of a function that writes or reads one chunk."""
     start = time.perf_counter()
     for i in range(WRITTEN_CHUNKS):
         move(i)
@@ -227,21 +218,21 @@ def _scheduler(address: str) -> Check:
     try:
         found = reach_scheduler(address, 10.0)
     except (OSError, ValueError) as error:
-        remedy = "see that it runs, that no firewall is between, and that tls:// is given if it speaks TLS"
+        remedy = "check that it runs, that no firewall blocks it, and that a TLS scheduler is given as tls://"
         return Check("scheduler", "wrong", f"{address}: {cut(str(error)) or 'no answer'}", remedy)
     text = f"{address}: {found['workers']} workers of {found['threads']} threads in all"
     if not found["workers"]:
         return Check("scheduler", "wrong", text, "start workers: dask worker ADDRESS")
     if found["differing"]:
         text += f"; other versions of {', '.join(found['differing'])}"
-        return Check("scheduler", "caution", text, "install the same for driver, scheduler and workers")
+        return Check("scheduler", "caution", text, "install the same versions everywhere")
     return Check("scheduler", "good", text)
 
 
 def _tls() -> Check:
     if find_spec("cryptography") is None:
         found = f"{ssl.OPENSSL_VERSION}; no temporary certificates without cryptography"
-        remedy = "python -m pip install 'kedrl-dask[tls]', or bring certificates of your own"
+        remedy = "python -m pip install 'kedrl-dask[tls]', or use certificates of your own"
         return Check("TLS", "note", found, remedy)
     return Check("TLS", "good", f"{ssl.OPENSSL_VERSION}, cryptography {version('cryptography')}")
 
@@ -251,7 +242,7 @@ def _slurm() -> Check:
         return Check("Slurm", "note", "not on this machine")
     command, remedy = (
         ["sinfo", "--noheader", "--format=%P %a %D"],
-        "see that slurmctld answers: scontrol ping",
+        "check that slurmctld answers: scontrol ping",
     )
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
@@ -264,13 +255,13 @@ def _slurm() -> Check:
 
 
 def _fit(seconds: float) -> Check:
-    """The small fits in a process of their own, which can be ended."""
+    """Run the small fits in a separate process, which can be killed."""
     command, start = [sys.executable, "-m", "kedrl_dask.service.doctor"], time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         found = f"a small fit did not end in {seconds:g} s"
-        return Check("self-test", "wrong", found, "see what else runs here, or give it longer: --seconds")
+        return Check("self-test", "wrong", found, "check what else runs here, or raise the limit: --seconds")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         return Check("self-test", "wrong", f"a small fit failed: {cut(last)}", f"run {' '.join(command)}")
@@ -280,7 +271,7 @@ def _fit(seconds: float) -> Check:
         f"a small fit has an error of {found['rmse']:.3f} after {time.perf_counter() - start:.0f} s; "
         f"difference from threads: {differences}"
     )
-    remedy = "reinstall NumPy, SciPy and Numba; if it stays, report it with kedrl doctor --json"
+    remedy = "reinstall NumPy, SciPy and Numba; if that does not help, report it with kedrl doctor --json"
     if not found["rmse"] <= LARGEST_ERROR:
         return Check("self-test", "wrong", f"{text}; expected an error of at most {LARGEST_ERROR}", remedy)
     if not max(found["differences"].values()) <= LARGEST_DIFFERENCE:
@@ -290,15 +281,20 @@ def _fit(seconds: float) -> Check:
     return Check("self-test", "good", text)
 
 
-def self_test() -> dict[str, Any]:
-    """Fit a small problem in threads, on one and on two worker processes.
+class SelfTest(TypedDict):
+    """Results of the small fits.
 
-    Returns
-    -------
-    dict
-        ``rmse``, the mean error at the paper's ten points against the closed form; and ``differences`` of
-        the fits on workers from that in threads: of embedding values, over the largest of them.
+    ``rmse`` is the mean error against the closed form at the paper's ten points; ``differences`` are those
+    of the fits on workers from that in threads, relative to the largest embedding value.
     """
+
+    rmse: float
+    differences: dict[str, float]
+
+
+def self_test() -> SelfTest:
+    """Fit a small problem in threads, on one and on two worker processes."""
+    from kedrl_dask import KEDRL, Matern
     from kedrl_dask.datasets import simulation, truth
     from kedrl_dask.engine.clusters.local import local_cluster
     from kedrl_dask.engine.execute.threads import ThreadExecutor
@@ -311,11 +307,13 @@ def self_test() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         store = simulation.write(Path(folder) / "store", pair, 2_940)
 
-        def embed(executor: Executor) -> Array:
-            model = _small_model(pair.settings.kernel)
-            return model.fit(store, pair.target, executor=executor, progress="none").embed(
-                state, action, at=at
-            )
+        def embed(executor: Executor) -> Matrix:
+            model = KEDRL(
+                simulation.DISCOUNT, input_kernel=Matern(5.5, 4.5), return_kernel=pair.settings.kernel,
+                n_atoms=60, n_basis=80, n_landmarks=120, n_features=64, n_conditioning=1_000, n_blocks=10,
+            )  # fmt: skip
+            model.fit(store, pair.target, executor=executor, progress="none")
+            return model.embed(state, action, at=at)
 
         expected = embed(ThreadExecutor())
         for n_workers, name in ((1, "one worker"), (2, "two workers")):
@@ -324,16 +322,6 @@ def self_test() -> dict[str, Any]:
             differences[name] = float(np.abs(found - expected).max() / np.abs(expected).max())
     rmse = float(np.mean(truth.embedding_errors(expected, exact)["rmse"]))
     return {"rmse": rmse, "differences": differences}
-
-
-def _small_model(return_kernel: Matern) -> KEDRL:
-    from kedrl_dask import KEDRL, Matern
-    from kedrl_dask.datasets import simulation
-
-    return KEDRL(
-        simulation.DISCOUNT, input_kernel=Matern(5.5, 4.5), return_kernel=return_kernel, n_atoms=60,
-        n_basis=80, n_landmarks=120, n_features=64, n_conditioning=1_000, n_blocks=10,
-    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,32 +5,31 @@
     [evaluate]
     output = "evaluations"        # directory of the results
     inputs = "inputs.csv"         # a table of inputs, .csv or .parquet ...
-    state_columns = ["age", "load"]  # without: the columns of the table that the data were ingested from, and
-                                  # encoded like it; its actions too, where the inputs have them
-    action_columns = ["dose"]     # without: laws of states, each policy choosing its own actions
+    state_columns = ["age", "load"]  # default: the columns of the ingested table, encoded like it, with its
+                                  # actions if the inputs have them
+    action_columns = ["dose"]     # default: laws of states, each policy choosing its own actions
     # states = [[0.0, 1.0]]       # ... or the inputs themselves
     # actions = [[0.5]]
     average = false               # over the inputs, as over a sample of initial states
     replicates = 100              # of the bootstrap; 0 for no intervals
     interval = 0.9
-    accept = []                   # codes of findings for which answers are not to be refused
+    accept = []                   # codes of findings despite which answers are given
     keep = 10                     # results; older ones are removed
-    redesign = 1.0                # growth, as a share of the rows, after which the design is made anew
+    redesign = 1.0                # growth, as a share of the rows, after which a new design is made
 
     [evaluate.drift]              # shifts since the last result that are worth an alert
     mean = 0.25                   # of a policy's return, in standard deviations of its last law
     quantile = 0.5
     cvar = 0.5
-    data = 0.25                   # of a column of the appended rows, in its standard deviations before;
-                                  # twice what the mean of so many episodes varies by is added
+    data = 0.25                   # of a column of the appended rows, in its earlier standard deviations;
+                                  # twice the standard error of the mean over these episodes is added
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from numbers import Real
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,19 +40,19 @@ from kedrl_dask.engine.ingest.readers import MISSING_TEXTS
 from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.service.config import RunConfig, config_error, load_config, refuse_unknown, typed
 from kedrl_dask.service.toml import Toml
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Points, Record
 from kedrl_dask.utils.checks import cut
 
 __all__ = ["Schedule", "load_schedule"]
 
 
-#: Most inputs that are asked at: every one has a law, and replicates of it.
+#: Largest number of inputs: each has a law, and replicates of it.
 MOST_INPUTS = 100_000
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a file describes.
+    """The content of a file.
 
     Attributes
     ----------
@@ -68,16 +67,16 @@ class Schedule:
     interval : float
     accept : tuple of str
     keep : int
-        Results that are kept.
+        Number of results to keep.
     redesign : float
-        Growth, as a share of the rows that the design was made on, after which it is made anew.
+        Growth, as a share of the rows of the design, after which a new design is made.
     thresholds : Thresholds
     """
 
     config: RunConfig
     output: Path
-    state: Array
-    action: Array | None
+    state: Points
+    action: Actions | None
     average: bool = False
     replicates: int = 100
     interval: float = 0.9
@@ -87,25 +86,25 @@ class Schedule:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
-#: Keys that are taken as they are, with their types and least and largest values.
+#: Simple keys, with their types and smallest and largest values.
 VALUES: dict[str, tuple[type, str, float, float]] = {
     "average": (bool, "true or false", 0, 1),
     "replicates": (int, "a whole number, 0 or from 2 to 100,000", 0, 100_000),
     "interval": (float, "a number strictly between 0 and 1", 0, 1),
-    "keep": (int, "a whole number of results from 1 on", 1, 10**6),
+    "keep": (int, "a number of results ≥ 1", 1, 10**6),
     "redesign": (float, "a share of the rows ≥ 0", 0, np.inf),
 }
 INPUTS = ("inputs", "state_columns", "action_columns", "states", "actions")
 
 
 def load_schedule(path: str | Path) -> Schedule:
-    """Read a file, and the inputs that it names; errors name the file, the line and the key."""
+    """Read a file and its inputs; errors name the file, the line and the key."""
     config = load_config(path)
     source = config.source
     assert source is not None  # it was read from a file
     if "evaluate" not in source.content:
         raise ValueError(
-            f"{source.path}: the table [evaluate] is missing; see kedrl_dask.service.schedule for what it has"
+            f"{source.path}: the table [evaluate] is missing; kedrl_dask.service.schedule describes it"
         )
     given = typed(source, "evaluate", source.content["evaluate"], dict, "a table")
     refuse_unknown(source, "evaluate.", given, (*VALUES, *INPUTS, "output", "accept", "drift"))
@@ -115,6 +114,7 @@ def load_schedule(path: str | Path) -> Schedule:
         )
     output = source.path.parent / typed(source, "evaluate.output", given["output"], str, "a path, as text")
     state, action = _inputs(source, given, config.data)
+    values: Record = {name: _value(source, name, given[name]) for name in VALUES if name in given}
     return Schedule(
         config,
         output,
@@ -122,42 +122,42 @@ def load_schedule(path: str | Path) -> Schedule:
         action,
         accept=_accepted(source, given.get("accept", [])),
         thresholds=_thresholds(source, given.get("drift", {})),
-        **{name: _value(source, name, given[name]) for name in VALUES if name in given},
+        **values,
     )
 
 
-def _value(source: Toml, name: str, value: Any) -> Any:
+def _value(source: Toml, name: str, value: object) -> float:
     kind, words, low, high = VALUES[name]
     key = f"evaluate.{name}"
-    typed(source, key, value, Real if kind is float else kind, words)
-    is_open = name == "interval" and not 0 < value < 1
-    if not low <= value <= high or is_open or (name == "replicates" and value == 1):
+    given: float = typed(source, key, value, kind, words)
+    is_open = name == "interval" and not 0 < given < 1
+    if not low <= given <= high or is_open or (name == "replicates" and given == 1):
         raise config_error(source, key, f"the key {key!r} must be {words}, got {value!r}")
-    return value
+    return given
 
 
-def _accepted(source: Toml, given: Any) -> tuple[str, ...]:
+def _accepted(source: Toml, given: object) -> tuple[str, ...]:
     codes = typed(source, "evaluate.accept", given, list, "a list of codes")
     for code in codes:
         if code not in CODES:
             known = ", ".join(CODES)
             raise config_error(
-                source, "evaluate.accept", f"{code!r} is no code of a finding; known are {known}"
+                source, "evaluate.accept", f"{code!r} is not the code of a finding; known codes are {known}"
             )
     return tuple(codes)
 
 
-def _thresholds(source: Toml, given: Any) -> Thresholds:
+def _thresholds(source: Toml, given: object) -> Thresholds:
     table = typed(source, "evaluate.drift", given, dict, "a table")
     refuse_unknown(source, "evaluate.drift.", table, [f.name for f in fields(Thresholds)])
     for name, value in table.items():
         key = f"evaluate.drift.{name}"
-        if not typed(source, key, value, Real, "a number of standard deviations > 0") > 0:
+        if not typed(source, key, value, float, "a number of standard deviations > 0") > 0:
             raise config_error(source, key, f"the key {key!r} must be above 0, got {value!r}")
     return Thresholds(**table)
 
 
-def _inputs(source: Toml, given: dict[str, Any], data: Path) -> tuple[Array, Array | None]:
+def _inputs(source: Toml, given: Record, data: Path) -> tuple[Points, Actions | None]:
     """State and action of each input, from a table or from the file itself."""
     if ("inputs" in given) == ("states" in given):
         raise config_error(
@@ -180,26 +180,28 @@ def _inputs(source: Toml, given: dict[str, Any], data: Path) -> tuple[Array, Arr
     return _encoded_inputs(source, path, data)
 
 
-def _refuse_with(source: Toml, given: dict[str, Any], key: str, others: tuple[str, ...]) -> None:
+def _refuse_with(source: Toml, given: Record, key: str, others: tuple[str, ...]) -> None:
     for other in others:
         if other in given:
             raise config_error(
-                source, f"evaluate.{other}", f"the key 'evaluate.{other}' does not go with 'evaluate.{key}'"
+                source,
+                f"evaluate.{other}",
+                f"the key 'evaluate.{other}' cannot be combined with 'evaluate.{key}'",
             )
 
 
-def _matrix(source: Toml, name: str, given: Any) -> Array:
+def _matrix(source: Toml, name: str, given: object) -> Points:
     key = f"evaluate.{name}"
     try:
         values = np.array(typed(source, key, given, list, "a list of rows"), dtype=np.float64)
     except (TypeError, ValueError) as error:
         if str(error).startswith(str(source.path)):
             raise
-        raise config_error(source, key, f"the key {key!r} must be rows of numbers, all as long") from error
+        raise config_error(source, key, f"the key {key!r} must be rows of numbers of equal length") from error
     return _checked(values, lambda text: config_error(source, key, f"the key {key!r} {text}"))
 
 
-def _checked(values: Array, error: Any) -> Array:
+def _checked(values: Points, error: Callable[[str], ValueError]) -> Points:
     if values.ndim != 2 or not 1 <= len(values) <= MOST_INPUTS or values.shape[1] < 1:
         raise error(f"must be 1 to {MOST_INPUTS:,} rows of numbers, got shape {values.shape}")
     bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
@@ -208,15 +210,15 @@ def _checked(values: Array, error: Any) -> Array:
     return values
 
 
-def _encoded_inputs(source: Toml, path: Path, data: Path) -> tuple[Array, Array | None]:
+def _encoded_inputs(source: Toml, path: Path, data: Path) -> tuple[Points, Actions | None]:
     """Inputs in the columns of the table that the data were ingested from."""
     encoding = TransitionStore.open(data).encoding
     if encoding is None:
         raise config_error(
             source,
             "evaluate.inputs",
-            f"the key 'evaluate.state_columns' is missing: names of the columns, which {data} does not have, "
-            "as it was not ingested from a table",
+            f"the key 'evaluate.state_columns' is missing: {data} has no names of columns, as it was not "
+            "ingested from a table",
         )
     frame = _read_table(path)
     try:
@@ -228,7 +230,7 @@ def _encoded_inputs(source: Toml, path: Path, data: Path) -> tuple[Array, Array 
     return _checked(state, lambda text: ValueError(f"{path}: {text}")), action
 
 
-def _table_inputs(source: Toml, given: dict[str, Any], path: Path) -> tuple[Array, Array | None]:
+def _table_inputs(source: Toml, given: Record, path: Path) -> tuple[Points, Actions | None]:
     frame = _read_table(path)
     parts = {}
     for name in ("state_columns", "action_columns"):
@@ -242,12 +244,12 @@ def _table_inputs(source: Toml, given: dict[str, Any], path: Path) -> tuple[Arra
         parts[name] = _numbers(path, frame, columns) if columns else None
     state = parts["state_columns"]
     if state is None:
-        raise config_error(source, "evaluate.state_columns", "the key 'evaluate.state_columns' names none")
+        raise config_error(source, "evaluate.state_columns", "the key 'evaluate.state_columns' is empty")
     return state, parts["action_columns"]
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """With the texts for missing values that ``kedrl ingest`` knows."""
+    """Read a CSV file with the same texts for missing values as ``kedrl ingest``."""
     return pd.read_csv(path, keep_default_na=False, na_values=MISSING_TEXTS)
 
 
@@ -262,10 +264,10 @@ def _read_table(path: Path) -> pd.DataFrame:
     except ImportError as error:
         raise ValueError(f"{path}: reading Parquet needs pyarrow; install it, or give a .csv") from error
     except (ValueError, OSError) as error:  # pandas and pyarrow raise subclasses of these
-        raise ValueError(f"{path}: is no {path.suffix} table: {cut(str(error))}") from error
+        raise ValueError(f"{path}: not a {path.suffix} table: {cut(str(error))}") from error
 
 
-def _numbers(path: Path, frame: pd.DataFrame, columns: list[str]) -> Array:
+def _numbers(path: Path, frame: pd.DataFrame, columns: list[str]) -> Points:
     for column in columns:
         if not pd.api.types.is_numeric_dtype(frame[column]):
             raise ValueError(f"{path}: column {column!r} has {frame[column].dtype} entries, expected numbers")

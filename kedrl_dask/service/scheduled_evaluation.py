@@ -1,17 +1,17 @@
-"""Scheduled evaluations: the same command again does what is new, and nothing if nothing is.
+"""Scheduled evaluations: a repeated command does nothing unless data or settings have changed.
 
 ::
 
-    lock        held by the process that is at work
-    cache/      landmarks, sums and points, so that appended episodes cost their own sums only
+    lock        held by the process that is evaluating
+    cache/      landmarks, sums and points, so that appended episodes cost only their own sums
     results/    one directory for each result, named by its time in UTC
       20261117T134500Z/
         models/NAME/   the fit of each policy, as ``KEDRL.save`` writes it
         results.zarr   answers, as ``compare(...).to_zarr`` writes them
         report.html    the page
-        summary.json   what it was made from, what changed, and the answers in numbers
-        config.toml    the file as it was
-    refused.json    why the last evaluation has no answers, if it was refused
+        summary.json   its inputs, what changed, and the answers in numbers
+        config.toml    a copy of the file
+    refused.json    why the last evaluation was refused, if it was
 
 A result appears under its name when it is complete. What a killed process leaves, the next one removes;
 blocks in the cache are used again.
@@ -26,7 +26,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from kedrl_dask import report as reporting
 from kedrl_dask._version import __version__
@@ -47,78 +46,79 @@ from kedrl_dask.estimator.fitted.persistence import finite, parameters
 from kedrl_dask.estimator.run import check_input
 from kedrl_dask.report.content import from_results
 from kedrl_dask.service.schedule import Schedule
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.utils.arrays import Record
+from kedrl_dask.utils.progress import ProgressMode, Reporter
 
 __all__ = ["Due", "Outcome", "due", "evaluate"]
 
 logger = logging.getLogger("kedrl_dask")
 
 KIND = "kedrl evaluation"
-#: Inputs whose answers the summary repeats; the store has all.
+#: Number of inputs whose answers are in the summary; the store has all.
 SUMMARISED = 20
 
 
 @dataclass(frozen=True)
 class Due:
-    """What there is to do.
+    """The work to be done.
 
     Attributes
     ----------
     reasons : tuple of str
-        Why an evaluation is due; none if it is not.
+        Why an evaluation is due; empty if it is not.
     store : TransitionStore
-        The data, seen as grown from the rows that the design is made on.
+        The data; ``base`` holds the rows of the design.
     facts : dict
         Everything that a result depends on, as JSON.
     last : Path or None
         The last result.
     n_checked : int
-        First rows that were compared with their checksums before.
+        Number of first rows whose checksums were verified before.
     """
 
     reasons: tuple[str, ...]
     store: TransitionStore
-    facts: dict[str, Any]
+    facts: Record
     last: Path | None
     n_checked: int
 
     @property
     def is_incremental(self) -> bool:
-        """Whether the design is kept."""
+        """Whether the earlier design is kept."""
         return self.store.base is not self.store
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an evaluation did.
+    """The result of an evaluation.
 
     Attributes
     ----------
     due : Due
     result : Path or None
-        Where the result is: the last one, if nothing was due; None if answers were refused.
+        Its directory: that of the last result if nothing was due; None if answers were refused.
     summary : dict
-        Its ``summary.json``, or why answers were refused.
+        Its ``summary.json``, or the reasons for the refusal.
     """
 
     due: Due
     result: Path | None
-    summary: dict[str, Any]
+    summary: Record
 
 
 def due(schedule: Schedule, force: bool = False) -> Due:
-    """What there is to do; nothing is written."""
+    """Find out what is to be done; nothing is written."""
     config = schedule.config
     store = TransitionStore.open(config.data)
     if schedule.state.shape[1] != store.state_dim:
         own = schedule.state.shape[1]
-        raise ValueError(f"{config.data}: states have {store.state_dim} columns, those of [evaluate] {own}")
+        raise ValueError(f"{config.data}: states have {store.state_dim} columns, but {own} in [evaluate]")
     last = next(_newest_first(schedule.output), None)
     before = {} if last is None else _summary(last)["facts"]
     facts = _facts(schedule, store)
     reasons = tuple(_reasons(before, facts, store)) if before else ("there is no earlier result",)
     if force and not reasons:
-        reasons = ("it was asked for",)
+        reasons = ("it was requested",)
     is_prefix = bool(before) and _is_prefix(before["data"], store)
     n_checked = before["data"]["rows"] if is_prefix else 0
     base = before["base"] if is_prefix and before["settings"] == facts["settings"] else None
@@ -129,7 +129,7 @@ def due(schedule: Schedule, force: bool = False) -> Due:
     return Due(reasons, store, facts, last, n_checked)
 
 
-def _facts(schedule: Schedule, store: TransitionStore) -> dict[str, Any]:
+def _facts(schedule: Schedule, store: TransitionStore) -> Record:
     """Everything that a result depends on, as JSON."""
     columns = {
         name: {key: values[key].tolist() for key in ("mean", "std")}
@@ -154,17 +154,17 @@ def _facts(schedule: Schedule, store: TransitionStore) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-def _is_prefix(data: dict[str, Any], store: TransitionStore) -> bool:
-    """Whether the store has the rows that it had, perhaps with others after them."""
+def _is_prefix(data: Record, store: TransitionStore) -> bool:
+    """Whether the store still begins with the rows that it had."""
     return data["rows"] <= store.n_rows and store.fingerprint_of(data["rows"]) == data["fingerprint"]
 
 
-def _reasons(before: dict[str, Any], now: dict[str, Any], store: TransitionStore) -> Iterator[str]:
+def _reasons(before: Record, now: Record, store: TransitionStore) -> Iterator[str]:
     if before["data"]["fingerprint"] != now["data"]["fingerprint"]:
         if _is_prefix(before["data"], store):
             yield f"{now['data']['rows'] - before['data']['rows']:,} rows were appended"
         else:
-            yield "the data are others"
+            yield "the data were replaced"
     for what in ("settings", "policies", "answers"):
         changed = [name for name in now[what] if before[what].get(name) != now[what][name]]
         changed += [name for name in before[what] if name not in now[what]]
@@ -180,14 +180,14 @@ def evaluate(
     force: bool = False,
     executor: Executor | None = None,
     memory: int | str | None = None,
-    progress: Any = "auto",
+    progress: ProgressMode = "auto",
 ) -> Outcome:
     """Evaluate what is due, under the lock of the output directory.
 
     Raises
     ------
     Busy
-        If another process is at it.
+        If another process is evaluating.
     """
     output = schedule.output
     output.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ def evaluate(
 
 
 def _evaluate(
-    schedule: Schedule, todo: Due, executor: Executor | None, memory: int | str | None, progress: Any
+    schedule: Schedule, todo: Due, executor: Executor | None, memory: int | str | None, progress: ProgressMode
 ) -> Outcome:
     config, store, output = schedule.config, todo.store, schedule.output
     executor, reporter = checked_executor(executor), Reporter(progress)
@@ -258,7 +258,7 @@ def _evaluate(
 
 
 def _drift(schedule: Schedule, todo: Due, found: Comparison) -> Drift:
-    """What changed since the last result, if there is one."""
+    """What changed since the last result, if any."""
     if todo.last is None:
         return Drift(remark="this is the first result")
     before = _summary(todo.last)["facts"]["data"]
@@ -269,14 +269,12 @@ def _drift(schedule: Schedule, todo: Due, found: Comparison) -> Drift:
     except (OSError, ValueError, KeyError) as error:
         return Drift(todo.last.name, remark=f"the last result cannot be read ({error})")
     drift = compare_results(todo.last.name, last, found.dataset, data, schedule.thresholds)
-    return drift if todo.is_incremental else replace(drift, remark=_joined(drift.remark))
+    if todo.is_incremental:
+        return drift
+    return replace(drift, remark="; ".join(filter(None, [drift.remark, "a new design was made"])))
 
 
-def _joined(remark: str) -> str:
-    return "; ".join(filter(None, [remark, "the design was made anew"]))
-
-
-def _described(todo: Due, found: Comparison, drift: Drift, name: str) -> dict[str, Any]:
+def _described(todo: Due, found: Comparison, drift: Drift, name: str) -> Record:
     """The summary of a result, as JSON."""
     table = found.table
     shown = table[(table["input"] < SUMMARISED) & table["summary"].isin(["mean", "cvar"])]
@@ -302,22 +300,22 @@ def _described(todo: Due, found: Comparison, drift: Drift, name: str) -> dict[st
     )
 
 
-def _summary(result: Path) -> dict[str, Any]:
+def _summary(result: Path) -> Record:
     found = read_record(result / "summary.json")
     return found if found.get("kind") == KIND else {}
 
 
 def _newest_first(output: Path) -> Iterator[Path]:
-    """Complete results; a damaged summary is left where it is, and not counted."""
+    """Complete results; those with a damaged summary are left alone and not counted."""
     for path in sorted((output / "results").glob("[0-9]*T[0-9]*Z*"), reverse=True):
         if _summary(path):
             yield path
         else:
-            logger.warning("%s has no summary.json that can be read, and is left alone", path)
+            logger.warning("%s has no readable summary.json, and is left alone", path)
 
 
 def _free_name(folder: Path) -> str:
-    """The time in UTC; with a number after it if a result has that name."""
+    """The time in UTC, followed by a number if a result has that name."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     names = (f"{stamp}-{n:03}" if n else stamp for n in range(1000))
     return next(name for name in names if not (folder / name).exists())

@@ -1,4 +1,4 @@
-"""TOML files with the lines of their keys, which errors name; the standard library's reader has none."""
+"""TOML files with the lines of their keys for error messages, which the standard library does not give."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from kedrl_dask.utils.arrays import Record
 
 __all__ = ["Key", "Toml", "key_lines", "read_text", "read_toml"]
 
@@ -15,7 +16,7 @@ Key = tuple[str, ...]
 
 #: A part of a dotted key: bare, or in quotes.
 _PART = re.compile(r"""\s*(?:([A-Za-z0-9_-]+)|"((?:[^"\\]|\\.)*)"|'([^']*)')\s*""")
-#: What a value may begin with that hides brackets, quotes and number signs from a scan.
+#: Strings and comments, whose brackets, quotes and number signs a scan must skip.
 _HIDDEN = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
 )
@@ -23,19 +24,19 @@ _HIDDEN = re.compile(
 
 @dataclass(frozen=True)
 class Toml:
-    """A file that was read.
+    """The content of a file.
 
     Attributes
     ----------
     path : Path
     content : dict
-        What it says.
+        Its keys and values.
     lines : dict
         The line, from 1, where each key or table was first given, by its dotted parts.
     """
 
     path: Path
-    content: dict[str, Any]
+    content: Record
     lines: dict[Key, int] = field(default_factory=dict)
 
     def line(self, key: str | Key) -> int | None:
@@ -51,21 +52,21 @@ def read_toml(path: Path) -> Toml:
     Raises
     ------
     ValueError
-        Naming the file, and the line if it is no TOML.
+        Naming the file, and the line if it is not TOML.
     """
     text = read_text(path)
     try:
         return Toml(path, tomllib.loads(text), key_lines(text))
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: is no TOML file: {error}") from error
+        raise ValueError(f"{path}: not a TOML file: {error}") from error
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8, with line ends as they are counted."""
+    """The text of a UTF-8 file, with universal newlines."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is no text in UTF-8: {error}") from error
+        raise ValueError(f"{path}: not UTF-8 text: {error}") from error
 
 
 def key_lines(text: str) -> dict[Key, int]:
@@ -98,7 +99,7 @@ def _keys(text: str) -> Iterator[tuple[Key, int]]:
 
 
 def _inline_keys(text: str, start: int, stop: int, table: Key) -> Iterator[tuple[Key, int]]:
-    """Keys of an inline table, which may hold others; what is in arrays is not looked into."""
+    """Keys of an inline table and of those nested in it, but not of tables in arrays."""
     position = start + len(text[start:stop]) - len(text[start:stop].lstrip())
     if position >= stop or text[position] != "{":
         return

@@ -194,7 +194,7 @@ def render(summary: Record, console: Console) -> None:
             (
                 f"{row['level']:.0f}",
                 *(f"{row[key]:.1f}" for key in ("release", "true", "noise", "estimate", "low", "high")),
-                "" if row["is_inside"] else "does not cover",
+                "" if row["is_inside"] else "misses",
             )
             for row in rows
         ]

@@ -14,7 +14,9 @@ from typing import Literal
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-__all__ = ["Reporter"]
+__all__ = ["ProgressMode", "Reporter"]
+
+ProgressMode = Literal["auto", "bars", "log", "none"]
 
 logger = logging.getLogger("kedrl_dask")
 
@@ -47,9 +49,7 @@ class Reporter:
         Wall time of each stage so far, by name.
     """
 
-    def __init__(
-        self, show: Literal["auto", "bars", "log", "none"] = "auto", note: Callable[..., None] | None = None
-    ) -> None:
+    def __init__(self, show: ProgressMode = "auto", note: Callable[..., None] | None = None) -> None:
         if show not in ("auto", "bars", "log", "none"):
             raise ValueError(f"progress must be 'auto', 'bars', 'log' or 'none', got {show!r}")
         self.seconds: dict[str, float] = {}

@@ -92,10 +92,10 @@ def test_load_config__density_ratio(config):
         ("scale = 0.3", "scale = -1.0", r"\[policy\] Gaussian: scale must be positive"),
         ("scale = 0.3", 'scale = "wide"', r"\[policy\] Gaussian: scale must be real numbers"),
         ("scale = 0.3", "width = 0.3", r"\[policy\] gaussian policy: found parameters .*width"),
-        ("bias = 0.1", 'file = "p.json"', "the key 'policy.family' does not go with 'policy.file'"),
+        ("bias = 0.1", 'file = "p.json"', "the key 'policy.family' cannot be combined with 'policy.file'"),
         ("n_atoms = 8", "n_atom = 8", "unknown key 'settings.n_atom'; did you mean 'n_atoms'"),
         ("n_atoms = 8", "n_atoms = 8.5", r"\[settings\] KEDRL: n_atoms must be .*got 8.5"),
-        ("n_atoms = 8", "n_atoms = { a = 1 }", "the key 'settings.n_atoms' takes no table"),
+        ("n_atoms = 8", "n_atoms = { a = 1 }", "the key 'settings.n_atoms' takes a value, not a table"),
         ("n_atoms = 8", "discount = 0.8", "unknown key 'settings.discount'"),
         ("nu = 2.5", "mu = 2.5", "unknown key 'settings.input_kernel.mu'"),
         ("nu = 2.5", 'nu = "smooth"', "the key 'settings.input_kernel.nu' must be a number"),
@@ -104,7 +104,7 @@ def test_load_config__density_ratio(config):
         ('name = "pcg", ', "", "the key 'settings.solver.name' must be a name, got None"),
         ("tolerance = 1e-9", "tolerance = true", "the key 'settings.solver.tolerance' must be a number"),
         ("tolerance = 1e-9", "max_iterations = 2.5", "max_iterations' must be a whole number"),
-        ("[settings]", "[settings", "is no TOML file"),
+        ("[settings]", "[settings", "not a TOML file"),
     ],
 )
 def test_load_config__errors_name_file_and_key(config, old, new, message, capsys):
@@ -134,9 +134,9 @@ def test_load_policy__files(tmp_path, policy):
     [
         ("p.pkl", b"", "a policy is read from .json, .toml, .npz"),
         ("p.json", b"[1, 2]", "must be an object"),
-        ("p.json", b"{", "is no JSON file"),
-        ("p.json", b"\xff", "is no text in UTF-8"),
-        ("p.npz", b"PK\x03\x04rubbish", "is no .npz file of plain arrays"),
+        ("p.json", b"{", "not a JSON file"),
+        ("p.json", b"\xff", "not UTF-8 text"),
+        ("p.npz", b"PK\x03\x04rubbish", "not an .npz file of plain arrays"),
         ("p.toml", b"family = 3", "policy family 3 is not known"),
     ],
 )
@@ -218,7 +218,7 @@ def test_fit__several_policies_are_for_evaluate(config, capsys):
     numbers = {"family": "gaussian", "weights": [[0.2], [-0.1]], "scale": 0.3}
     (config.parent / "p.json").write_text(json.dumps(numbers))
     assert main(["fit", str(config)]) == 2
-    assert "has the policies a, b, and a fit is of one" in capsys.readouterr().err
+    assert "has the policies a, b, but a fit takes one" in capsys.readouterr().err
 
 
 def test_fit__other_settings_in_a_run_are_refused(config, capsys):

@@ -225,7 +225,7 @@ def test_reservoir__runs_and_goes_on(tmp_path):
         reservoir.render(summary, console)
     inside = sum(row["is_inside"] for row in means[:10])
     assert f"{inside} of 10 cover; mean error" in captured.get()
-    assert captured.get().count("does not cover") == sum(not row["is_inside"] for row in summary["rows"])
+    assert captured.get().count("misses") == sum(not row["is_inside"] for row in summary["rows"])
     assert (tmp_path / "study" / "plots" / "reservoir.png").stat().st_size > 10_000
     again = reservoir.run(tmp_path / "study", **small, **sizes, draw=False)
     assert again["rows"] == summary["rows"]

@@ -171,7 +171,7 @@ def test_evaluate__settings_changed_and_data_replaced(config, capsys):
     shutil.rmtree(schedule.config.data)
     TransitionStore.from_arrays(schedule.config.data, **rows(1, BASE + 2), chunk_rows=64)
     found = due(load_schedule(config))
-    assert found.reasons == ("the data are others",)
+    assert found.reasons == ("the data were replaced",)
     assert not found.is_incremental
     assert found.n_checked == 0
 
@@ -252,13 +252,17 @@ def line_of(text):
         ("replicates = 3", "replicates = 1", "must be a whole number, 0 or from 2 to 100,000, got 1"),
         ("replicates = 3", "interval = 1.0", "strictly between 0 and 1, got 1.0"),
         ("replicates = 3", "average = 1", "must be true or false, got 1"),
-        ("keep = 2", "keep = 0", "must be a whole number of results from 1 on, got 0"),
+        ("keep = 2", "keep = 0", "must be a number of results ≥ 1, got 0"),
         ("keep = 2", "drift = { means = 1 }", "unknown key 'evaluate.drift.means'; did you mean 'mean'"),
         ("keep = 2", "drift = { mean = 0 }", "the key 'evaluate.drift.mean' must be above 0"),
-        ("keep = 2", 'accept = ["all"]\n[x]', "'all' is no code of a finding"),
+        ("keep = 2", 'accept = ["all"]\n[x]', "'all' is not the code of a finding"),
         ("actions = [[0.1], [0.0]]", "actions = [[0.1]]", "1 rows of actions for 2 rows of states"),
         ("actions = [[0.1], [0.0]]", 'inputs = "a.csv"', "give either 'evaluate.inputs'"),
-        ("states = [[0.0, 0.0], [0.5, -0.5]]", "states = [[0.0], [0.5, 1]]", "rows of numbers, all as long"),
+        (
+            "states = [[0.0, 0.0], [0.5, -0.5]]",
+            "states = [[0.0], [0.5, 1]]",
+            "numbers of equal length",
+        ),
         ("states = [[0.0, 0.0], [0.5, -0.5]]", "states = [[nan, 0.0]]", "expected finite numbers"),
         ("[policies.second]", '[policies."../x"]', "policy name '../x'"),
         (
@@ -266,7 +270,7 @@ def line_of(text):
             "half_width = -0.5",
             r"\[policies.second\] Uniform: half_width must be",
         ),
-        ("half_width = 0.5", 'file = "p.json"', "'policies.second.family' does not go with"),
+        ("half_width = 0.5", 'file = "p.json"', "'policies.second.family' cannot be combined with"),
         ("n_blocks = 5", "n_blocks = 0", r"\[settings\] KEDRL: n_blocks must be"),
         ("nu = 2.5", "mu = 2.5", "unknown key 'settings.input_kernel.mu'"),
         ("discount = 0.6", "discount = 2.0", r"\[settings\] KEDRL: discount must lie"),
@@ -280,7 +284,7 @@ def test_load_schedule__errors_name_file_line_and_key(config, old, new, message)
     with pytest.raises(ValueError, match=message) as caught:
         load_schedule(config)
     line = line_of("[evaluate]") if "missing" in message or "either" in message else line_of(old)
-    if "does not go with" in message:
+    if "cannot be combined with" in message:
         line = line_of('family = "uniform"')
     assert str(caught.value).startswith(f"{config}: line {line}: ")
 
@@ -343,7 +347,7 @@ def test_load_schedule__inputs_encoded_like_the_table_of_the_data(config, suffix
     with pytest.raises(ValueError, match="has no column 'age'") as caught:
         load(asked.drop(columns="age"))
     assert str(path) in str(caught.value)
-    with pytest.raises(ValueError, match=r"'evaluate.action_columns' does not go with 'evaluate.inputs'"):
+    with pytest.raises(ValueError, match=r"'evaluate.action_columns' cannot be combined with"):
         load(asked, 'action_columns = ["dose"]\n')
 
 

@@ -79,5 +79,5 @@ def test_line__of_the_nearest_table_that_is_there(tmp_path):
     assert found.line("inline.y.z") == 12
     assert found.line("nowhere") is None
     (tmp_path / "x.toml").write_text("a = 1\nb = = 2\n")
-    with pytest.raises(ValueError, match=r"x\.toml: is no TOML file: .*line 2"):
+    with pytest.raises(ValueError, match=r"x\.toml: not a TOML file: .*line 2"):
         read_toml(tmp_path / "x.toml")
