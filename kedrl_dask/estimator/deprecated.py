@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
+
+from kedrl_dask.utils.exceptions import warn
 
 if TYPE_CHECKING:
     from kedrl_dask.estimator.kedrl import KEDRL
@@ -17,11 +18,7 @@ class _CallableWord(str):
     model: KEDRL
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        warnings.warn(
-            "model.operators(state, action) is deprecated; use model.operator_blocks(state, action)",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warn("model.operators(…) is deprecated; use model.operator_blocks(…)", DeprecationWarning)
         return self.model.operator_blocks(*inputs, **options)
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:

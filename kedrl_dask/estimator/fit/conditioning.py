@@ -15,30 +15,17 @@ from kedrl_dask.engine.storage.schema import CONDITIONING_INPUTS
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.design.points import clusters
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Inputs, Weights
 
 __all__ = ["choose_conditioning", "file_conditioning", "find_conditioning"]
 
 
-def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Matern) -> tuple[Array, Array]:
+def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Matern) -> tuple[Inputs, Weights]:
     """Choose the points x*_q and weights ϱ_q of the criterion, as ``settings.conditioning`` says.
 
-    The choice depends on the data, the kernel and the seed only. There are always
-    ``settings.n_points`` points; k-means of fewer distinct inputs gives some the weight zero.
-
-    Parameters
-    ----------
-    settings : Settings
-    store : TransitionStore
-    kernel : Matern
-        The input kernel; its length scales say which distances matter to k-means.
-
-    Returns
-    -------
-    inputs : (M, p + q) array
-        State and action of each point.
-    weights : (M,) array
-        They sum to one.
+    The choice depends on the data, the input kernel and the seed only. Distances of k-means are in units of
+    the kernel's length scales. There are always ``settings.n_points`` points, whose weights sum to one;
+    k-means of fewer distinct inputs gives some points the weight zero.
     """
     if settings.given_points is not None:
         return settings.given_points
@@ -52,7 +39,7 @@ def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Mate
 
 
 def file_conditioning(settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache) -> Path:
-    """Path of the points and weights, chosen now or before for the same data, settings and kernel."""
+    """Path of the points and weights, chosen now or earlier for the same data, settings and kernel."""
     store = store.base
     facts = {
         "data": store.fingerprint,
@@ -74,14 +61,14 @@ def file_conditioning(settings: Settings, store: TransitionStore, kernel: Matern
 
 def find_conditioning(
     settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache
-) -> tuple[Array, Array]:
+) -> tuple[Inputs, Weights]:
     """The points and weights themselves."""
     filed = ArrayStore.open(file_conditioning(settings, store, kernel, cache), CONDITIONING_KIND)
     return filed.read("input"), filed.read("weight")
 
 
-def _draw_inputs(store: TransitionStore, n: int, rng: np.random.Generator) -> Array:
-    """Inputs of ``n`` transitions at random, or of all; only the inputs are ever in memory for all."""
+def _draw_inputs(store: TransitionStore, n: int, rng: np.random.Generator) -> Inputs:
+    """Inputs of ``n`` random transitions or of all, of which nothing but the inputs is held in memory."""
     if n < store.n_transitions:
         return store.sample(n, rng).inputs
     inputs, filled = np.empty((store.n_transitions, store.state_dim + store.action_dim)), 0
@@ -91,7 +78,7 @@ def _draw_inputs(store: TransitionStore, n: int, rng: np.random.Generator) -> Ar
         filled += len(part)
     if filled < len(inputs):
         raise StoreError(
-            f"{store.path}: holds {filled:,} transitions, though its attributes say {len(inputs):,}; the "
+            f"{store.path}: holds {filled:,} transitions, but its attributes say {len(inputs):,}; the "
             "store is damaged: restore it from a copy, or write it again"
         )
     return inputs

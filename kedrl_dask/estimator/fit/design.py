@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -23,60 +23,53 @@ from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import frequencies
 from kedrl_dask.numerics.regression.cross_validation import InputTuning, median_kernel, tune_input_kernel
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Atoms, Frequencies, Points, Record
 
 __all__ = ["Choices", "make_choices"]
 
 
 KIND = "kedrl choices"
-#: Counts up when the automatic rules change, so that caches of earlier ones are not mistaken for theirs.
+#: Version of the automatic rules, so that the cached choices of earlier rules are not reused.
 RULES = 2
 #: Transitions for tuning.
 TUNING_SAMPLE = 4_000
-#: Rows that are read at once for the trend of all transitions.
+#: Rows read at a time for the trend of all transitions.
 TREND_ROWS = 2**16
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What was chosen.
+    """What was chosen, on a sample of the transitions.
 
     Attributes
     ----------
-    sample : Transitions
-        The transitions that the choices were made on.
     features : NystromFeatures
         ψ, with the input kernel and the landmarks.
     basis : NystromFeatures
         The state-action basis, and its whitened sections.
-    grid : (m, d) array
-        Return atoms.
-    frequencies : (Q, d) array
-        W.
-    return_kernel : Matern
     tuning : dict
-        What was tried for each setting that was not given, with its score.
+        What was tried for each automatic setting, with its score.
     trend : LinearTrend or None
-        Of the reward, with ``reward_trend="linear"``, or with "auto" where it predicts better.
+        Trend of the reward, with ``reward_trend="linear"``, or with "auto" if it predicts better.
     """
 
     sample: Transitions
     features: NystromFeatures
     basis: NystromFeatures
-    grid: Array
-    frequencies: Array
+    grid: Atoms
+    frequencies: Frequencies
     return_kernel: Matern
-    tuning: dict[str, Any]
+    tuning: Record
     trend: LinearTrend | None
 
     def settle(self, settings: Settings) -> Settings:
-        """The settings with sizes as they were chosen."""
+        """The settings with the chosen sizes."""
         chosen = {name: self.tuning[name]["size"] for name in settings.automatic_sizes}
         return replace(settings, **chosen)
 
 
 def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Choices:
-    """Choose, or find what was chosen for the same data and settings."""
+    """Make the choices, or read those made earlier for the same data and settings."""
     store, seed = store.base, settings.random_state
     of_sample = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
     sample = _sample(store, cache, of_sample, seed)
@@ -85,15 +78,8 @@ def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Ch
     tuning |= grown
     n_features = settings.n_features
     if isinstance(n_features, str):
-        growth = sizing.choose_features(
-            return_kernel,
-            grid,
-            sample.reward,
-            settings.discount,
-            settings.spectral,
-            store.n_transitions,
-            seed,
-        )
+        fixed = settings.discount, settings.spectral, store.n_transitions, seed
+        growth = sizing.choose_features(return_kernel, grid, sample.reward, *fixed)
         n_features, tuning["n_features"] = growth.size, growth.to_dict()
     waves = frequencies(return_kernel, store.reward_dim, n_features, settings.spectral, seed)
     trend, tried = _trend(settings, sample, features, waves)
@@ -123,8 +109,8 @@ def _sample(store: TransitionStore, cache: Cache, facts: Facts, seed: int) -> Tr
 
 def _points(
     settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache, of_sample: Facts
-) -> tuple[NystromFeatures, NystromFeatures, dict[str, Any]]:
-    """Landmarks and basis in the coordinates of the input kernel, which is tuned first if it is not given."""
+) -> tuple[NystromFeatures, NystromFeatures, Record]:
+    """Landmarks and basis in the coordinates of the input kernel, which is tuned first if it is automatic."""
     names = ("input_kernel", "n_landmarks", "n_basis", "points", "landmark_threshold", "random_state")
     facts = {"sample": of_sample, "rules": RULES} | {name: getattr(settings, name) for name in names}
 
@@ -154,9 +140,9 @@ def _points(
 
 
 def _trend(
-    settings: Settings, sample: Transitions, features: NystromFeatures, waves: Array
-) -> tuple[LinearTrend | None, dict[str, Any]]:
-    """The reward's trend, if there is to be one, and what was tried for it."""
+    settings: Settings, sample: Transitions, features: NystromFeatures, waves: Frequencies
+) -> tuple[LinearTrend | None, Record]:
+    """The trend of the reward, if there is one, and what was tried for it."""
     tried, wanted = {}, settings.reward_trend
     if wanted == "auto":
         ridge = settings.ridge_gamma
@@ -168,7 +154,7 @@ def _trend(
 
 
 def _refit(trend: LinearTrend, store: TransitionStore, cache: Cache, of_sample: Facts) -> LinearTrend:
-    """The trend of all transitions, from that of the sample."""
+    """Refit the trend of the sample on all transitions."""
 
     def make(path: Path) -> None:
         parts = (store.transitions(start, stop) for start, stop in even_ranges(store.n_rows, TREND_ROWS))
@@ -191,8 +177,8 @@ def _tune(settings: Settings, sample: Transitions) -> InputTuning:
 
 def _returns(
     settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache
-) -> tuple[Array, Matern, dict[str, Any]]:
-    """Return kernel and grid, from observed discounted returns where they are not given."""
+) -> tuple[Atoms, Matern, Record]:
+    """Return kernel and grid, from observed discounted returns unless they are given."""
     names = (
         "discount",
         "return_kernel",
@@ -210,8 +196,7 @@ def _returns(
         kernel = settings.return_kernel
         if not isinstance(kernel, Matern):
             kernel = median_kernel(returns, random_state=settings.random_state)
-        tried = {}
-        size = settings.n_atoms
+        tried, size = {}, settings.grid_size
         if "n_atoms" in settings.automatic_sizes:
             growth = _grow_atoms(settings, returns, sample.reward, kernel, store.n_transitions)
             size, tried["n_atoms"] = growth.size, growth.to_dict()
@@ -222,7 +207,7 @@ def _returns(
     return filed.read("grid"), Matern.from_dict(filed.attributes["kernel"]), filed.attributes["tuning"]
 
 
-def _observed_returns(settings: Settings, store: TransitionStore) -> Array:
+def _observed_returns(settings: Settings, store: TransitionStore) -> Points:
     seed = settings.random_state
     rows = store.episode_windows(5 * DESIGN_SAMPLE, np.random.default_rng([seed, 2]))
     returns = grids.discounted_returns(rows.reward, rows.episode, rows.terminated, settings.discount)
@@ -232,9 +217,9 @@ def _observed_returns(settings: Settings, store: TransitionStore) -> Array:
 
 
 def _grow_atoms(
-    settings: Settings, returns: Array, reward: Array, kernel: Matern, n_transitions: int
+    settings: Settings, returns: Points, reward: Points, kernel: Matern, n_transitions: int
 ) -> sizing.Growth:
-    """Choose m with atoms at observed returns, or with those that fill the box of the reward bounds."""
+    """Choose m with atoms at observed returns, or with atoms that fill the box of the reward bounds."""
     seed = settings.random_state
     if settings.reward_bounds is not None:
         low, high = grids.bellman_box(*settings.reward_bounds, settings.discount)
@@ -244,7 +229,7 @@ def _grow_atoms(
     return sizing.choose_atoms(kernel, atoms, returns, reward, settings.discount, n_transitions, seed)
 
 
-def _grid(settings: Settings, size: Any, returns: Array, kernel: Matern) -> Array:
+def _grid(settings: Settings, size: int, returns: Points, kernel: Matern) -> Atoms:
     if settings.grid is not None:
         return np.array(settings.grid, dtype=np.float64)
     if settings.reward_bounds is not None:

@@ -1,4 +1,4 @@
-"""The stages of a fit that only the paired construction has: contraction, points, the problem to solve."""
+"""The stages of the paired construction: contraction, conditioning points and the problem to solve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -44,37 +43,26 @@ from kedrl_dask.estimator.fit.conditioning import file_conditioning
 from kedrl_dask.estimator.fit.problem import Prepared
 from kedrl_dask.estimator.fit.regression import RegressionSums
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.utils.arrays import Vector
+from kedrl_dask.utils.progress import Advance, Reporter
 
 __all__ = ["Pairing"]
 
 
-#: Chunks of conditioning points that one thread compresses, always the same, so that the result is too.
+#: Chunks of conditioning points that one thread compresses: a constant, so that results do not vary.
 MERGED_CHUNKS = 8
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """What the stages need.
-
-    Attributes
-    ----------
-    start : Prepared
-        Of its operators the terminal part enters the target.
-    sums : RegressionSums
-    continuation : Continuation
-        κ.
-    facts : Facts
-        What identifies φ and κ of all transitions.
-    """
+    """What the stages start from; ``facts`` identify φ and κ of all transitions."""
 
     start: Prepared
     sums: RegressionSums
     continuation: Continuation
     facts: Facts
 
-    def problem(self, reporter: Reporter) -> tuple[PairedObjective, Array]:
+    def problem(self, reporter: Reporter) -> tuple[PairedObjective, Vector]:
         """The criterion, ready for a solver; and the mass ΣΓ at the conditioning points."""
         start, settings, choices = self.start, self.start.settings, self.start.choices
         path = self._contract(reporter) if start.plan.form == "contracted" else None
@@ -96,7 +84,7 @@ class Pairing:
         )
         return problem, compressed.mass
 
-    def _compress(self, source: PairedPoints, ranges: list[tuple[int, int]], advance: Any) -> Compressed:
+    def _compress(self, source: PairedPoints, ranges: list[tuple[int, int]], advance: Advance) -> Compressed:
         groups = in_groups(ranges, -(-len(ranges) // MERGED_CHUNKS))
         shared = self.start.executor.share(source)
         parts = self.start.executor.reduce(
@@ -105,24 +93,17 @@ class Pairing:
         return reduce(merge_points, parts)
 
     def _target(self, path: Path | None, compressed: Compressed, space: ReturnSpace) -> Target:
-        executor, dtype, terminal = (
-            self.start.executor,
-            self.start.settings.dtype,
-            self.start.operators.terminal,
-        )
+        start, executor, dtype = self.start, self.start.executor, self.start.settings.dtype
+        terminal, residency = start.operators.terminal, start.plan.residency
         if path is not None:
             operator = Operator(path, terminal, space)
-            blocks = even_ranges(len(self.start.choices.frequencies), FREQUENCY_SHARD)
-            held = ChunkSums(
-                executor, operator, in_groups(blocks, executor.n_threads), self.start.plan.residency
-            )
+            blocks = even_ranges(len(start.choices.frequencies), FREQUENCY_SHARD)
+            held = ChunkSums(executor, operator, in_groups(blocks, executor.n_threads), residency)
             return ContractedTarget(executor, operator, held, compressed.points, dtype)
-        pieces = row_ranges(self.start.store.n_rows, sweep_groups(self.start.store.n_rows))
-        swept = ChunkSums(
-            executor, self._rows(), in_groups(pieces, executor.n_threads), self.start.plan.residency
-        )
-        gram, features = self.sums.gram.sum(axis=0), self.start.choices.features
-        gram = gram + self.sums.n_transitions * self.start.ridges.gamma * np.eye(len(gram))
+        pieces = row_ranges(start.store.n_rows, sweep_groups(start.store.n_rows))
+        swept = ChunkSums(executor, self._rows(), in_groups(pieces, executor.n_threads), residency)
+        gram, features = self.sums.gram.sum(axis=0), start.choices.features
+        gram = gram + self.sums.n_transitions * start.ridges.gamma * np.eye(len(gram))
         return SweptTarget(executor, swept, compressed.points, features, gram, space, terminal, dtype)
 
     def _rows(self) -> PairedRows:
@@ -134,7 +115,7 @@ class Pairing:
         return PairedRows(path, features, basis, self.start.choices.frequencies, self.continuation)
 
     def _contract(self, reporter: Reporter) -> Path:
-        """Path of the operator P; its sums and it are found again where they depend on the same."""
+        """Path of the operator P; it and its sums are reused if they depend on the same facts."""
         pieces = row_ranges(self.start.store.n_rows, LINK_GROUPS)
         frequencies = self.start.choices.frequencies
         blocks = even_ranges(len(frequencies), FREQUENCY_CHUNK)
@@ -163,8 +144,8 @@ class Pairing:
         sizes = {**sizes, "basis": self.start.choices.basis.rank}
         ArrayStore.create(path, kind, specs, sizes, chunks, compressed=False).finish()
 
-    def _sum(self, facts: Facts, pieces: list[tuple[int, int]], advance: Any) -> Path:
-        """Path of the sums; links that are there are not repeated."""
+    def _sum(self, facts: Facts, pieces: list[tuple[int, int]], advance: Advance) -> Path:
+        """Path of the sums; existing links are not repeated."""
         n_waves, chunk = 2 * len(self.start.choices.frequencies), 2 * FREQUENCY_CHUNK
         specs = PAIRED_SUMS if len(pieces) > 1 else PAIRED_SUMS[:1]
 
@@ -184,7 +165,7 @@ class Pairing:
         return path
 
     def _links(self, path: Path, n_chunks: int, names: list[str]) -> list[int]:
-        """How many links the sums of each chunk of waves have, in the array that has more of them."""
+        """Number of links in the sums of each chunk of waves, in the array that has more of them."""
         places = [(i, name) for i in range(n_chunks) for name in names]
         lacking = set(self.start.cache.lacking(path, [part_name(*place) for place in places]))
         sums, done = ArrayStore.open(path, CONTRACTION_KIND), [0] * n_chunks
@@ -194,7 +175,7 @@ class Pairing:
         return done
 
     def _shards(self, chunks: list[int]) -> list[list[int]]:
-        """Deal chunks out to about as many tasks as planned, each of neighbours."""
+        """Group neighbouring chunks into about as many tasks as planned."""
         runs: list[list[int]] = []
         for i in chunks:
             if not runs or i != runs[-1][-1] + 1:
@@ -216,6 +197,6 @@ class Pairing:
         self.start.executor.map(solve_waves, blocks, self.start.executor.share(task))
 
 
-def _total(total: Compressed, group: Any, source: PairedPoints) -> Compressed:
-    """What a group gives."""
+def _total(total: Compressed, group: object, source: PairedPoints) -> Compressed:
+    """The result of a group."""
     return total

@@ -41,7 +41,7 @@ from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.solvers import Solution, by_name
 from kedrl_dask.numerics.solvers.base import Keeper, Problem, Record
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Matrix, Vector
 from kedrl_dask.utils.checks import shown
 from kedrl_dask.utils.exceptions import require_finite, warn
 from kedrl_dask.utils.progress import Reporter
@@ -52,23 +52,13 @@ __all__ = ["Fit", "Request", "check_policy", "choose_mass_penalty", "choose_ridg
 #: N·λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows. The smallest
 #: λ_B in the same units is where the solver still converges with products in single precision.
 RELATIVE_RIDGE_B, SMALLEST_RIDGE_B = 1e-3, 1e-10
-#: What to do about numbers that leave the range of floats.
-SCALES = "give states, actions and rewards in units in which they are of ordinary size"
+#: Remedy for numbers that leave the range of floats.
+SCALES = "give states, actions and rewards in units in which they are of moderate size"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A fit that is asked for.
-
-    Attributes
-    ----------
-    settings : Settings
-    store : TransitionStore
-    policy : Policy
-    executor : Executor
-    memory : int, str or None
-        What each worker process may use.
-    """
+    """A fit that is asked for; ``memory`` is what each worker process may use."""
 
     settings: Settings
     store: TransitionStore
@@ -94,9 +84,9 @@ class Fit:
     mass_penalty: float
     sums: RegressionSums
     continuation: Continuation
-    gamma_mass: Array
+    gamma_mass: Vector
     plan: Plan
-    target: Array | None  # of the paired construction
+    target: Matrix | None  # of the paired construction
 
     @property
     def ratio(self) -> DensityRatio | None:
@@ -105,7 +95,7 @@ class Fit:
 
 
 def check_policy(policy: Policy, store: TransitionStore) -> None:
-    """Draw actions at logged states, so that a policy that cannot be used fails before the passes."""
+    """Draw actions at logged states, so that an unusable policy fails before the passes."""
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise PolicyError(f"fit: policy must be one of kedrl_dask.policies, got {shown(policy)}")
     state = store.transitions(0, min(64, store.n_rows)).inputs[:8, : store.state_dim]
@@ -120,9 +110,9 @@ def check_policy(policy: Policy, store: TransitionStore) -> None:
 
 @contextmanager
 def workspace(store: TransitionStore, cache: str | Path | None) -> Iterator[Cache]:
-    """Directory for what the passes write: ``cache`` if given, which is kept, else one that is removed.
+    """Directory for the files of the passes: ``cache``, which is kept, or a temporary one beside the store.
 
-    It stands beside the store, because workers on other machines reach that place.
+    Workers on other machines can reach the store, and therefore the directory beside it.
     """
     if cache is not None:
         yield Cache(checked_path(cache, "cache"))
@@ -132,7 +122,7 @@ def workspace(store: TransitionStore, cache: str | Path | None) -> Iterator[Cach
     except OSError as error:
         raise OSError(
             f"{store.path.resolve().parent}: cannot be written ({error}); "
-            "give fit(..., cache=directory) a place that all workers reach"
+            "give fit(..., cache=directory) a directory that all workers can reach"
         ) from error
     try:
         yield Cache(path)
@@ -185,19 +175,9 @@ def run_fit(request: Request, cache: Cache, reporter: Reporter, keeper: Keeper |
     solution = replace(solution, coefficients=choices.basis.whitening @ solution.coefficients)
     require_finite("the fitted coefficients", f"raise ridge_b, or {SCALES}", solution.coefficients)
     return Fit(
-        choices,
-        operators,
-        solution,
-        ridges,
-        tried,
-        ridge_b,
-        mass_penalty,
-        sums,
-        continuation,
-        gamma_mass,
-        plan,
-        target,
-    )
+        choices, operators, solution, ridges, tried, ridge_b, mass_penalty, sums, continuation, gamma_mass,
+        plan, target,
+    )  # fmt: skip
 
 
 def choose_ridge_b(

@@ -21,7 +21,7 @@ from kedrl_dask.utils.process import own_memory
 
 __all__ = ["checked_plan", "plan_fit"]
 
-#: Draws assumed when they are chosen automatically, which happens after planning.
+#: Draws assumed if they are chosen automatically, which happens after planning.
 ASSUMED_DRAWS = 4
 
 
@@ -56,9 +56,9 @@ def checked_plan(
     memory: int | str | None,
     cache: Cache | None = None,
 ) -> Plan:
-    """Plan without measurements, refused over budget: what every fit begins with.
+    """Plan without measurements, as every fit does first; raises PlanError if it is over budget.
 
-    What a cache has need not be written again.
+    The contents of a cache count as free space: they need not be written again.
     """
     plan = plan_fit(settings, store, executor, memory, calibrate=False)
     if cache is None:

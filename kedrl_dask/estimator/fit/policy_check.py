@@ -1,4 +1,4 @@
-"""A policy tried on logged states before a fit: what it does there, beside what was logged."""
+"""A policy tried on logged states before a fit: its actions compared with those that were logged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kedrl_dask.numerics.policies.draws import checked_draws
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.numerics.policies.overlap import Overlap, action_overlap
 from kedrl_dask.numerics.regression.cross_validation import standard_deviations
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Weights
 from kedrl_dask.utils.exceptions import FitWarning
 
 __all__ = ["PolicyWarning", "Rehearsal", "rehearse"]
 
 
-#: Places of the store, evenly spaced, and rows of each, at which a policy is tried; and draws for each state.
+#: Number of evenly spaced places of the store at which a policy is tried, rows of each, and draws per state.
 PLACES, PLACE_ROWS, N_DRAWS = 8, 64, 8
 #: Share of target actions outside the logged range above which a fit warns.
 LARGE_OUTSIDE = 0.5
@@ -31,26 +31,16 @@ class PolicyWarning(FitWarning):
 
 @dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """Actions of a policy at logged successor states.
-
-    Attributes
-    ----------
-    sample : Transitions
-        Those at whose successors the policy was tried.
-    actions, weights : (k, n, q) and (k,) arrays
-        Its draws.
-    names : tuple of str
-        Of the action's columns.
-    """
+    """A policy's draws, k actions with their weights, at the successors of a sample of n transitions."""
 
     sample: Transitions
-    actions: Array
-    weights: Array
+    actions: Actions
+    weights: Weights
     names: tuple[str, ...]
 
     @cached_property
     def overlap(self) -> Overlap:
-        """Target actions beside logged ones; distances are in standard deviations of the columns."""
+        """Overlap of target and logged actions, with distances in standard deviations of the columns."""
         kernel = Matern(length_scale=tuple(standard_deviations(self.sample.inputs).tolist()))
         part = self.sample
         given = part.inputs, part.episode, part.next_state, part.next_action
@@ -59,7 +49,7 @@ class Rehearsal:
 
     @property
     def findings(self) -> list[str]:
-        """What to know of the policy's actions, in words; empty where they are among the logged ones."""
+        """Warnings about actions outside the logged range; empty if there are few."""
         found = self.overlap
         return [
             f"{found.outside[i]:.0%} of the policy's actions lie outside the range of the logged {name}, "

@@ -19,23 +19,7 @@ __all__ = ["Prepared"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the problem of either construction is made from.
-
-    Attributes
-    ----------
-    settings : Settings
-    store : TransitionStore
-    choices : Choices
-    operators : ConditionalOperators
-        The regression, in features or exact.
-    ridges : Ridges
-        λ_Γ, and that of the reward.
-    ridge_b, mass_penalty : float
-        λ_B and λ_mass.
-    plan : Plan
-    executor : Executor
-    cache : Cache
-    """
+    """The results of all stages before the problem of either construction, and where it is solved."""
 
     settings: Settings
     store: TransitionStore

@@ -23,7 +23,7 @@ from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.numerics.regression.reward_trend import REWARD_RIDGES, TrendMoments, TrendWaves
-from kedrl_dask.utils.arrays import Array, Atoms
+from kedrl_dask.utils.arrays import Atoms, Matrices, Matrix, Real, Vector
 
 __all__ = [
     "RegressionSums",
@@ -49,13 +49,7 @@ class Ridges(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """Sums of one kind over all blocks of episodes, which may lie in several stores.
-
-    Attributes
-    ----------
-    places : sequence of (path, int)
-        The store of each block, and its place there.
-    """
+    """Sums of one kind over all blocks of episodes, and the store and index of each block."""
 
     places: Sequence[tuple[Path, int]]
 
@@ -76,8 +70,8 @@ class StoredBlocks:
         """Shape of one block of a sum."""
         return next(store for store in self._stores.values() if name in store.names).shape(name)[1:]
 
-    def read(self, name: str, number: int) -> Array:
-        """One block of a sum; zero where no row adds to it, as terminal ones of rows that have none."""
+    def read(self, name: str, number: int) -> Real:
+        """One block of a sum; zero if its store lacks the sum, as without terminal rows."""
         path, place = self.places[number]
         store = self._stores[path]
         return store.read(name, place, place + 1)[0] if name in store.names else np.zeros(self.shape(name))
@@ -87,31 +81,24 @@ class StoredBlocks:
 class RegressionSums:
     """The block sums of the streaming pass, added up over folds of episodes (the first axis).
 
-    Sums are with ψ: those that were made with φ are completed here, in double precision. With a trend of the
-    reward, ``reward``, ``reward_sum`` and ``terminal`` are of its residual, and there are the moments from
-    which it may be fitted again.
+    Sums are over products with ψ; those made with φ are completed here, in double precision. With a trend of
+    the reward, ``reward``, ``reward_sum`` and ``terminal`` are sums of its residual, and the moments allow
+    the trend to be fitted again.
     """
 
-    gram: Array
-    mass: Array
-    count: Array
-    reward: Array
-    reward_sum: Array
-    continuation: Array
-    continuation_sum: Array
-    scalar: Array
-    terminal: Array | None = None
-    trend_gram: Array | None = None
-    trend_cross: Array | None = None
+    gram: Matrices
+    mass: Matrix
+    count: Vector
+    reward: Matrices
+    reward_sum: Matrix
+    continuation: Matrices
+    continuation_sum: Matrix
+    scalar: Matrix
+    terminal: Matrices | None = None
+    trend_gram: Matrices | None = None
+    trend_cross: Matrices | None = None
 
-    @classmethod
-    def from_blocks(
-        cls, blocks: Sequence[StoredBlocks], features: NystromFeatures, n_folds: int
-    ) -> RegressionSums:
-        """Read the stored blocks by folds."""
-        return cls(**read_folds(blocks, features, n_folds))
-
-    def scalars(self, name: str) -> Array:
+    def scalars(self, name: str) -> Vector:
         """One of BLOCK_SCALARS, by fold."""
         return self.scalar[:, BLOCK_SCALARS.index(name)]
 
@@ -121,9 +108,9 @@ class RegressionSums:
         return float(self.count.sum())
 
     @property
-    def reward_mean(self) -> Array:
+    def reward_mean(self) -> Vector:
         """Mean of exp(iWr) over all transitions; (2Q,)."""
-        return np.asarray(self.reward_sum.sum(axis=0) / self.n_transitions)
+        return self.reward_sum.sum(axis=0) / self.n_transitions
 
     @property
     def trend_moments(self) -> TrendMoments:
@@ -133,17 +120,17 @@ class RegressionSums:
         return TrendMoments(self.trend_gram.sum(axis=0), self.trend_cross.sum(axis=0))
 
     @property
-    def centred_reward(self) -> Array:
+    def centred_reward(self) -> Matrices:
         """Sums with ψ of exp(iWr) less its mean."""
         return self.reward - self.mass[:, :, None] * self.reward_mean
 
 
 def read_folds(
     blocks: Sequence[StoredBlocks], features: NystromFeatures, n_folds: int = N_FOLDS
-) -> dict[str, Array]:
-    """Deal the stored blocks out to at most so many folds in turn; one block is in memory at a time.
+) -> dict[str, Real]:
+    """Deal the stored blocks out to at most ``n_folds`` folds in turn, one block in memory at a time.
 
-    Sums are with ψ: those that were made with φ are completed.
+    Sums made with φ are completed to sums with ψ.
     """
     folds = {name: _fold(of_kind, name, n_folds) for of_kind in blocks for name in of_kind.names}
     for name in {"reward", "terminal", "continuation", "response"} & set(folds):
@@ -151,7 +138,7 @@ def read_folds(
     return folds
 
 
-def _fold(blocks: StoredBlocks, name: str, most: int) -> Array:
+def _fold(blocks: StoredBlocks, name: str, most: int) -> Real:
     n_folds = min(most, len(blocks))
     folds = [blocks.read(name, i) for i in range(n_folds)]
     for i in range(n_folds, len(blocks)):
@@ -160,13 +147,13 @@ def _fold(blocks: StoredBlocks, name: str, most: int) -> Array:
     return np.stack(folds)
 
 
-def _total(folds: Array) -> Array:
-    """Sum over folds; of a single one no copy, as it may be large."""
+def _total(folds: Real) -> Matrix:
+    """Sum over folds, without a copy of a single one, which may be large."""
     return folds[0] if len(folds) == 1 else folds.sum(axis=0)
 
 
 def recalibrate(ratio: DensityRatio, sums: RegressionSums) -> tuple[DensityRatio, RegressionSums]:
-    """Scale clipped ratios to mean one: everything made of κ is linear in it, so no pass is needed."""
+    """Scale clipped ratios to mean one: all sums with κ are linear in it, so no pass is needed."""
     mean = sums.scalars("ratio").sum() / sums.scalars("successors").sum()
     return replace(ratio, scale=1 / mean), replace(
         sums,
@@ -179,8 +166,8 @@ def recalibrate(ratio: DensityRatio, sums: RegressionSums) -> tuple[DensityRatio
 def choose_ridges(given: float | str, sums: RegressionSums, has_trend: bool) -> tuple[Ridges, Tried]:
     """Ridges as given, or by cross-validation over folds of episodes from the stored sums alone.
 
-    One for all responses; but with a trend of the reward, one for its residual and one for the others, which
-    are chosen by the continuation: it is zero after a terminal transition, so that it tells of those too.
+    All responses share one ridge. With a trend of the reward, its residual has another, and the continuation
+    chooses that of the others: being zero after a terminal transition, it reflects those as well.
     """
     if not isinstance(given, str):
         return Ridges(float(given), float(given)), {}
@@ -205,11 +192,11 @@ def choose_ridges(given: float | str, sums: RegressionSums, has_trend: bool) -> 
     }
 
 
-def _tried(ridges: Sequence[float], errors: Array) -> dict[str, list[float]]:
+def _tried(ridges: Sequence[float], errors: Vector) -> dict[str, list[float]]:
     return {"ridges": list(ridges), "errors": errors.tolist()}
 
 
-def _scaled(sums: RegressionSums, *groups: tuple[Array, Array, Array]) -> BlockSums:
+def _scaled(sums: RegressionSums, *groups: tuple[Matrices, Matrix, Vector]) -> BlockSums:
     """Responses side by side, each group with unit total variance, from Σψyᵀ, Σy and Σ‖y‖²."""
     responses, squares = [], np.zeros(len(sums.count))
     for response, total, square in groups:
@@ -219,7 +206,7 @@ def _scaled(sums: RegressionSums, *groups: tuple[Array, Array, Array]) -> BlockS
     return BlockSums(sums.gram, np.concatenate(responses, axis=2), squares, sums.count)
 
 
-def _centred(sums: RegressionSums, response: Array, total: Array, square: Array) -> BlockSums:
+def _centred(sums: RegressionSums, response: Matrices, total: Matrix, square: Vector) -> BlockSums:
     """A group of responses less their mean, with unit total variance."""
     scale, mean = _scale(total, square, sums.n_transitions), total.sum(axis=0) / sums.n_transitions
     squares = square - 2 * total @ mean + sums.count * (mean @ mean)
@@ -227,10 +214,10 @@ def _centred(sums: RegressionSums, response: Array, total: Array, square: Array)
     return BlockSums(sums.gram, np.sqrt(scale) * centred, scale * squares, sums.count)
 
 
-def _scale(total: Array, square: Array, n_transitions: float) -> float:
+def _scale(total: Matrix, square: Vector, n_transitions: float) -> float:
     """One over the total variance of a response.
 
-    Zero for one that does not vary: it says nothing, and its rounding errors must not be blown up.
+    Zero for a constant response, whose rounding errors must not be magnified.
     """
     mean = total.sum(axis=0) / n_transitions
     variance = float(square.sum() / n_transitions - mean @ mean)
@@ -275,7 +262,7 @@ def exact_operators(
     return ExactOperators.build(operators, transitions.inputs, shifts, ridge)
 
 
-def _solve(gram: Array, parts: dict[str, Array], n_transitions: float, ridge: float) -> dict[str, Array]:
+def _solve(gram: Matrix, parts: dict[str, Matrices], n_transitions: float, ridge: float) -> dict[str, Matrix]:
     """Regression coefficients of several responses with one ridge."""
     totals = [_total(part) for part in parts.values()]
     solved = solve_ridge(gram, np.hstack(totals), n_transitions, ridge)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kedrl_dask.engine.passes.conditioning_points import CONDITIONING_KIND, Conditioning, evaluate_points
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective
@@ -21,13 +20,13 @@ from kedrl_dask.estimator.fit.conditioning import find_conditioning
 from kedrl_dask.estimator.fit.problem import Prepared
 from kedrl_dask.numerics.criterion.separated import return_space
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.utils.arrays import Vector
+from kedrl_dask.utils.progress import Advance, Reporter
 
 __all__ = ["separated_problem"]
 
 
-def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjective, Array]:
+def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjective, Vector]:
     """The criterion, ready for a solver; and the mass ΣΓ at the conditioning points."""
     choices, operators = start.choices, start.operators
     ranges = start.settings.ranges(start.store.base.n_transitions)
@@ -47,7 +46,7 @@ def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjec
 
 
 def _condition(
-    start: Prepared, operators: ConditionalOperators, ranges: list[tuple[int, int]], advance: Any
+    start: Prepared, operators: ConditionalOperators, ranges: list[tuple[int, int]], advance: Advance
 ) -> Conditioning:
     """Choose the conditioning points and evaluate the operators there."""
     settings, store, choices, cache = start.settings, start.store, start.choices, start.cache
@@ -86,10 +85,7 @@ def _condition(
         "precision": dtype.name,
     }
     facts["conditioning-policy"] = {**facts["conditioning"], "continuation": whitened.continuation}
-    places = (
-        cache.path("conditioning", facts["conditioning"]),
-        cache.path("conditioning-policy", facts["conditioning-policy"]),
-    )
-    task = Conditioning(*places, whitened, choices.basis, dtype)
+    shared, own = (cache.path(kind, of_kind) for kind, of_kind in facts.items())
+    task = Conditioning(shared, own, whitened, choices.basis, dtype)
     cache.complete(facts, len(ranges), create, compute)
     return task

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,16 +36,18 @@ from kedrl_dask.engine.storage.schema import (
     ArraySpec,
 )
 from kedrl_dask.estimator.fit.design import TUNING_SAMPLE, Choices
-from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, recalibrate
+from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, read_folds, recalibrate
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.policies.families import LocationScale, Policy
 from kedrl_dask.numerics.policies.location_scale import NoisyLocation
 from kedrl_dask.numerics.regression import density_ratio as ratios
 from kedrl_dask.numerics.regression.cross_validation import RIDGES
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.utils.progress import Advance, Reporter
 
 __all__ = ["Streamed", "create_sums", "episode_blocks", "policy_facts", "stream", "sum_blocks"]
+
+Specs = dict[str, tuple[ArraySpec, ...]]
 
 #: Draws from a policy that has no quadrature, and the most nodes of one that has.
 RANDOM_DRAWS, MOST_DRAWS = 8, 64
@@ -53,25 +55,15 @@ RANDOM_DRAWS, MOST_DRAWS = 8, 64
 
 @dataclass(frozen=True)
 class Streamed:
-    """What the passes left.
-
-    Attributes
-    ----------
-    blocks : list of StoredBlocks
-        The sums over blocks of episodes, of one kind after the other.
-    continuation : Continuation
-        κ, with the policy's draws and the density ratio if there is one.
-    facts : Facts
-        What identifies φ and κ of all transitions.
-    """
+    """The sums over blocks of episodes by kind, κ, and what identifies φ and κ of all transitions."""
 
     blocks: list[StoredBlocks]
     continuation: Continuation
     facts: Facts
 
     def collect(self, features: NystromFeatures, n_folds: int) -> tuple[RegressionSums, Continuation]:
-        """The sums by folds, and κ; of a ratio that is clipped, both are scaled to its mean."""
-        sums = RegressionSums.from_blocks(self.blocks, features, n_folds)
+        """The sums by folds, and κ; both are divided by the mean of a clipped ratio."""
+        sums = RegressionSums(**read_folds(self.blocks, features, n_folds))
         ratio = self.continuation.ratio
         if ratio is None or ratio.clip is None:
             return sums, self.continuation
@@ -88,7 +80,7 @@ def stream(
     cache: Cache,
     reporter: Reporter,
 ) -> Streamed:
-    """Run the passes, as far as the cache does not have their results."""
+    """Run the passes whose results the cache does not have."""
     blocks = episode_blocks(store, settings.n_blocks)
     target = TargetActions(policy, _n_draws(settings, policy, choices), settings.random_state)
     ratio = None
@@ -105,12 +97,12 @@ def stream(
 
 
 def episode_blocks(store: TransitionStore, n_blocks: int) -> list[RowBlock]:
-    """Blocks of whole episodes, by which sums are kept."""
+    """Blocks of whole episodes for which sums are kept."""
     return [RowBlock(i, *edges) for i, edges in enumerate(pairwise(store.block_edges(n_blocks)))]
 
 
 def _n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
-    """Target actions per successor state: as few Gauss nodes as average the input kernel accurately."""
+    """Target actions per successor state: the fewest Gauss nodes that average the input kernel accurately."""
     if not isinstance(settings.n_draws, str):
         return settings.n_draws
     sample, kernel = choices.sample, choices.features.kernel
@@ -131,7 +123,7 @@ def _fit_ratio(
     blocks: list[RowBlock],
     executor: Executor,
     cache: Cache,
-    advance: Any,
+    advance: Advance,
 ) -> ratios.DensityRatio:
     """Fit uLSIF: centres and ridge from a sample, coefficients from sums over all transitions."""
     options = settings.ratio or ratios.ULSIF()
@@ -140,12 +132,12 @@ def _fit_ratio(
     sample = choices.sample.select(~choices.sample.terminal)
     if len(sample) == 0:
         raise ValueError(
-            "continuation='ratio' weights logged successors, and every transition is terminal; use "
+            "continuation='ratio' weights logged successors, but every transition is terminal; use "
             "continuation='sampled'"
         )
     sample = sample.select(np.sort(rng.permutation(len(sample))[: max(TUNING_SAMPLE, options.n_centers)]))
     logged = np.hstack([sample.next_state, sample.next_action])
-    # The sample is no group of rows: its draws have a seed of their own.
+    # The sample is not a group of rows, so its draws need another seed.
     successors, weights = replace(target, seed=settings.random_state + 1)(0, sample, slice(None))
     pool = successors.reshape(-1, logged.shape[1]) if options.centers_from == "numerator" else logged
     centers = pool[rng.choice(len(pool), min(options.n_centers, len(pool)), replace=False)]
@@ -185,9 +177,9 @@ def _sum_blocks(
     facts: Callable[[Facts], dict[str, Facts]],
     executor: Executor,
     cache: Cache,
-    advance: Any,
+    advance: Advance,
 ) -> list[StoredBlocks]:
-    """Run the streaming pass for the sums that the cache does not have; returns where all of them are."""
+    """Run the streaming pass for the sums that the cache lacks; return where all of them are."""
     features, basis = choices.features, choices.basis.landmarks
     of_rewards = REWARD_SUMS if choices.trend is None else REWARD_SUMS + TREND_SUMS
     parts = {"inputs": INPUT_SUMS, "rewards": of_rewards, "continuation": CONTINUATION_SUMS}
@@ -198,15 +190,17 @@ def _sum_blocks(
     places: dict[str, list[tuple[Path, int]]] = {kind: [] for kind in parts}
     lacking: dict[tuple[str, ...], dict[int, tuple[Destination, ...]]] = {}
     for first, n_blocks, n_stored, own, has_terminal in _segments(store, settings.n_blocks, blocks):
-        specs = {
+        specs: Specs = {
             kind: tuple(spec for spec in of_kind if spec.name != "terminal" or has_terminal)
             for kind, of_kind in parts.items()
         }
 
-        def create(kind: str, path: Path, specs: Any = specs, n_stored: int = n_stored) -> None:
+        def create(kind: str, path: Path, specs: Specs = specs, n_stored: int = n_stored) -> None:
             create_sums(path, specs[kind], {**sizes, "block": n_stored})
 
-        def need(paths: dict[str, Path], numbers: list[int], specs: Any = specs, first: int = first) -> None:
+        def need(
+            paths: dict[str, Path], numbers: list[int], specs: Specs = specs, first: int = first
+        ) -> None:
             names = {kind: tuple(spec.name for spec in specs[kind]) for kind in paths}
             lacking.setdefault(tuple(paths), {}).update(
                 (first + i, tuple(Destination(path, i, names[kind]) for kind, path in paths.items()))
@@ -229,7 +223,7 @@ def _sum_blocks(
 
 
 class _Segment(NamedTuple):
-    """Blocks whose sums lie in one store: the first, how many, of how many there, and their data."""
+    """Consecutive blocks with sums in one store of ``n_stored`` blocks, and what identifies their data."""
 
     first: int
     n_blocks: int
@@ -239,10 +233,10 @@ class _Segment(NamedTuple):
 
 
 def _segments(store: TransitionStore, n_blocks: int, blocks: list[RowBlock]) -> Iterator[_Segment]:
-    """Blocks by what their sums depend on.
+    """Group the blocks by the data that their sums depend on.
 
-    Those of the rows that a store has grown from were made when it had no others, or are found again
-    when it has more. Every block after them is known by all rows up to its end.
+    Sums over the rows that a store has grown from depend on these alone, so that they are found again when
+    it has more. Each block after them depends on all rows up to its end.
     """
     base = store.base
     stored = episode_blocks(base, n_blocks)
@@ -260,7 +254,7 @@ def create_sums(path: Path, specs: Sequence[ArraySpec], sizes: dict[str, int]) -
     ArrayStore.create(path, SUMS_KIND, specs, sizes, {"block": 1}, compressed=False).finish()
 
 
-def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, advance: Any) -> None:
+def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, advance: Advance) -> None:
     """Run the streaming pass over some blocks, into the stores of the task."""
     groups = [pieces(block) for block in blocks]
     executor.reduce(accumulate, groups, combine_sums, write_block, executor.share(task), advance=advance)
@@ -274,7 +268,7 @@ def _facts(
     cache: Cache,
     data: Facts,
 ) -> dict[str, Facts]:
-    """What each part of the sums over some data depends on."""
+    """What identifies each kind of sum over some data."""
     features = choices.features
     facts: dict[str, Facts] = {}
     facts["inputs"] = {
@@ -300,5 +294,5 @@ def _target_facts(target: TargetActions, cache: Cache) -> Facts:
 
 
 def policy_facts(policy: Policy, cache: Cache) -> Facts:
-    """What identifies a policy: its numbers. Code has none; the cache says what stands for it."""
+    """What identifies a policy: its numbers or, for code, what the cache has for it."""
     return policy.to_dict() if isinstance(policy, LocationScale) else {"code": cache.code}
