@@ -1,5 +1,5 @@
 """The estimator: :class:`~kedrl_dask.estimator.kedrl.KEDRL`, its runs and its bootstrap.
 
-``fit`` has the stages of a fit in the order in which they run, ``fitted`` what a fitted model answers.
-Imports ``engine``, ``numerics`` and ``utils``.
+``constraints`` lets an estimator declare its parameters once; ``fit`` has the stages of a fit in the order in
+which they run, ``fitted`` the fitted model and its answers. Imports ``engine``, ``numerics`` and ``utils``.
 """

@@ -1,9 +1,9 @@
 """Uncertainty by resampling trajectories: replicates of a fit from its block sums, without another pass.
 
-Blocks of whole episodes are drawn with replacement. The sums of a replicate are the stored sums of the
-blocks, each as often as it was drawn. Landmarks, basis, grid, kernels, ridges and conditioning points are
-those of the fit; a trend of the reward is fitted again. What is left is a regression, the operators at the
-conditioning points, and a solution that starts from the fitted coefficients.
+Blocks of whole episodes are drawn with replacement, and the sums of a replicate are the stored sums of its
+blocks. Landmarks, basis, grid, kernels, ridges and conditioning points are those of the fit; a trend of the
+reward is fitted again. What remains is a regression, the operators at the conditioning points, and a solution
+that starts from the fitted coefficients.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
 from kedrl_dask.numerics.solvers import LBFGS, PCG
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Coefficients, Features, Indices, Inputs, Matrices, Real, Waves
 from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number, check_share, shown
 from kedrl_dask.utils.exceptions import NumericalError
 from kedrl_dask.utils.progress import Reporter
@@ -64,10 +64,10 @@ BIAS = 0.5
 
 
 class Interval(NamedTuple):
-    """Ends of intervals, of the shape of what they are for."""
+    """Ends of intervals, each with the shape of the estimate."""
 
-    low: Array
-    high: Array
+    low: Real
+    high: Real
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,25 @@ class Draws:
         Its values in the replicates.
     counts : (n_replicates, n_blocks) array
         How often each block of episodes was drawn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> values = np.array([[0.9], [1.0], [1.1], [1.2]])
+    >>> draws = Draws(np.array([1.0]), values, np.ones((4, 5), dtype=int))
+    >>> draws.standard_error.round(3)
+    array([0.144])
+    >>> draws.interval(0.9, "percentile").high.round(3)
+    array([1.185])
     """
 
-    estimate: Array
-    values: Array
-    counts: Array
+    estimate: Real
+    values: Real
+    counts: Indices
 
     @property
-    def standard_error(self) -> Array:
-        """Standard deviation over the replicates, times √(B/(B − 1)), which drawing from B blocks lacks."""
+    def standard_error(self) -> Real:
+        """Standard deviation over the replicates times √(B/(B − 1)), as draws are from B blocks."""
         n_blocks = self.counts.shape[1]
         return np.asarray(np.sqrt(n_blocks / (n_blocks - 1)) * self.values.std(axis=0, ddof=1))
 
@@ -100,20 +110,19 @@ class Draws:
         method: Literal["normal", "basic", "percentile"] = "normal",
         bias: float = BIAS,
     ) -> Interval:
-        """Intervals that cover with about this probability, each by itself.
+        """Intervals, each of which covers with about this probability.
 
         Parameters
         ----------
         level : float
         method : {"normal", "basic", "percentile"}
-            The estimate and its standard error, with Student's quantiles for the number of replicates; twice
-            the estimate less quantiles of the replicates; or these quantiles. The last two need hundreds of
-            replicates.
+            "normal" takes the standard error times Student's quantiles for the number of replicates, "basic"
+            twice the estimate less quantiles of the replicates, "percentile" these quantiles. The last two
+            need hundreds of replicates.
         bias : float
-            Bias in standard errors that "normal" intervals allow for. Replicates do not see what
-            regularisation is off by; where it was chosen for the smallest error, as cross-validation does, a
-            bias of half a standard error is what to reckon with (Armstrong and Kolesár, 2020). Zero
-            where the estimate is unbiased.
+            Bias in standard errors that "normal" intervals allow for. Replicates do not show the bias of
+            regularisation; if that was chosen for the smallest error, as by cross-validation, half a standard
+            error is to be expected (Armstrong and Kolesár, 2020). Zero if the estimate is unbiased.
         """
         check_share("interval: level", level)
         check_number("interval: bias", bias, "a number of standard errors ≥ 0")
@@ -132,8 +141,8 @@ class Draws:
         """The difference of a quantity between two policies, replicate by replicate."""
         if not np.array_equal(self.counts, other.counts):
             raise ValueError(
-                "the replicates are of other draws of episodes; bootstrap both policies on the same store "
-                "with the same n_blocks, n_replicates and random_state"
+                "the replicates come from different draws of episodes; bootstrap both policies on the same "
+                "store with the same n_blocks, n_replicates and random_state"
             )
         return Draws(self.estimate - other.estimate, self.values - other.values, self.counts)
 
@@ -163,17 +172,14 @@ class Bootstrap(Generic[Model]):
     """
 
     model: Model
-    coefficients: Array
-    counts: Array
+    coefficients: Matrices
+    counts: Indices
 
     def apply(self, function: Callable[[Model], npt.ArrayLike]) -> Draws:
         """Any function of a fitted model's coefficients, in the fit and in the replicates.
 
-        Answers that would mislead are refused for the fit, and then for no replicate.
-
-        Examples
-        --------
-        ``bootstrap.apply(lambda model: model.embed(state, action, at=z)).interval(0.9)``
+        Answers that would mislead are refused for the fit, never for a replicate. For intervals of embedding
+        values: ``bootstrap.apply(lambda model: model.embed(state, action, at=z)).interval(0.9)``.
         """
         estimate = np.asarray(function(self.model))
         values = np.stack([np.asarray(function(replica)) for replica in self._replicas()])
@@ -200,7 +206,7 @@ def run_bootstrap(
     """Resample and solve; see :meth:`kedrl_dask.KEDRL.bootstrap`."""
     if settings.construction != "separated" or settings.operators != "features":
         raise ValueError(
-            "bootstrap: block sums are kept for construction='separated' with operators='features' only; "
+            "bootstrap: block sums are kept only for construction='separated' with operators='features'; "
             "fit such a model"
         )
     check_count("bootstrap: n_replicates", n_replicates, least=2, most=MOST_REPLICATES)
@@ -249,10 +255,10 @@ def run_bootstrap(
 
 
 def _weighted_sums(
-    blocks: list[StoredBlocks], features: NystromFeatures, counts: Array
+    blocks: list[StoredBlocks], features: NystromFeatures, counts: Indices
 ) -> Iterator[RegressionSums]:
     """Sums of several replicates; each block is read once for all of them."""
-    totals: dict[str, Array] = {}
+    totals: dict[str, Real] = {}
     for of_kind in blocks:
         for name in of_kind.names:
             totals[name] = np.zeros((len(counts), *of_kind.shape(name)))
@@ -268,7 +274,7 @@ def _weighted_sums(
 
 @dataclass(frozen=True)
 class ExpectedWaves:
-    """What the fit expects of exp(iWe), e = r − m(x), at some logged inputs.
+    """Expectations of exp(iWe), e = r − m(x), under the fit at some logged inputs.
 
     With the trend m + δ of a replicate the residual's waves are exp(iWe) ⊙ exp(−iWδ(x)). What the second
     factor changes in their sums is taken at the expectation of the first: δ is of the order of N^(-1/2), and
@@ -288,13 +294,13 @@ class ExpectedWaves:
     """
 
     around: TrendWaves
-    inputs: Array
-    features: Array
-    reward: Array
-    terminal: Array | None
+    inputs: Inputs
+    features: Features
+    reward: Waves
+    terminal: Waves | None
 
     @classmethod
-    def build(cls, operators: ConditionalOperators, around: TrendWaves, inputs: Array) -> ExpectedWaves:
+    def build(cls, operators: ConditionalOperators, around: TrendWaves, inputs: Inputs) -> ExpectedWaves:
         """By the operators of the fit, at no more than ``EXPECTED_AT`` of the inputs."""
         inputs = inputs[:: -(-len(inputs) // EXPECTED_AT)]
         psi = operators.features(inputs)
@@ -309,7 +315,7 @@ class ExpectedWaves:
         turned -= 1
         share = sums.n_transitions / len(self.inputs)
 
-        def change(expected: Array) -> Array:
+        def change(expected: Waves) -> Waves:
             return share * (turned * as_complex(expected)).view(np.float64)
 
         reward, terminal = change(self.reward), sums.terminal
@@ -325,16 +331,16 @@ class ExpectedWaves:
 
 @dataclass(frozen=True)
 class _Resampled(Conditioning):
-    """Conditioning points of a replicate, which nobody stores."""
+    """Conditioning points of a replicate, which are not stored."""
 
     def load(self, rows: tuple[int, int]) -> Chunk:
-        """Compute the chunk, to stay in memory."""
+        """Compute the chunk, which stays in memory."""
         return self.compute(rows)
 
 
 def _replicate(
-    start: Prepared, sums: RegressionSums, ratio: DensityRatio | None, coefficients: Array
-) -> Array:
+    start: Prepared, sums: RegressionSums, ratio: DensityRatio | None, coefficients: Coefficients
+) -> Coefficients:
     """B of a replicate, from its sums."""
     choices, settings, executor = start.choices, start.settings, start.executor
     if ratio is not None and ratio.clip is not None:

@@ -1,14 +1,14 @@
-"""The paper's reference: the regularised conditional mean embedding of responses that were observed.
+"""The paper's reference: the regularised conditional mean embedding of observed responses.
 
-It sees what KE-DRL does not, a return for each input (sec:tikhonov_reference), and so tells apart what a
-regression of that size can know from what the Bellman step adds or loses.
+Unlike KE-DRL, it sees a return for each input (sec:tikhonov_reference), which separates the error of a
+regression of that size from the error of the Bellman step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +22,16 @@ from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.streaming_pass import Destination, StreamingPass
 from kedrl_dask.engine.storage.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
 from kedrl_dask.estimator.constraints import count, documented, either, number, parameter
-from kedrl_dask.estimator.fit.design import TUNING_SAMPLE
+from kedrl_dask.estimator.fit.design import tune_on
 from kedrl_dask.estimator.fit.parameters import AutoKernel, AutoNumber, CommonParameters, Precision
 from kedrl_dask.estimator.fit.pipeline import workspace
 from kedrl_dask.estimator.fit.regression import StoredBlocks, read_folds
 from kedrl_dask.estimator.fit.streaming import create_sums, episode_blocks, sum_blocks
 from kedrl_dask.estimator.fitted.inputs import by_rows, checked_returns, joined_inputs
 from kedrl_dask.estimator.fitted.persistence import (
-    damage_reported,
     from_json,
     kernel_from_json,
-    open_fitted,
+    opened_fitted,
     parameters,
     to_json,
     write_fitted,
@@ -46,9 +45,8 @@ from kedrl_dask.numerics.regression.cross_validation import (
     BlockSums,
     cross_validate_ridge,
     median_kernel,
-    tune_input_kernel,
 )
-from kedrl_dask.utils.arrays import Array, Inputs
+from kedrl_dask.utils.arrays import Array, Inputs, Real, Record, Vector
 from kedrl_dask.utils.checks import check_number, shown
 from kedrl_dask.utils.exceptions import require_finite
 from kedrl_dask.utils.process import driver_blas_threads
@@ -83,7 +81,7 @@ class ConditionalEmbedding(BaseEstimator):
 
     μ̂(x) = Σ_j Γ_j(x) k_Z(z_j, ·) with Γ(x) = (K_X + nλI)⁻¹k_X(x), on whitened Nyström features ψ of the
     inputs and ψ_Z of the responses: μ̂(x)(z) = ψ(x)ᵀ(A + nλI)⁻¹C ψ_Z(z) with A = Σψψᵀ and C = Σψψ_Zᵀ, two
-    sums over the pairs on disk. It is the formula itself when all inputs and all responses are landmarks.
+    sums over the pairs on disk. The approximation is exact when all inputs and all responses are landmarks.
 
     Parameters
     ----------
@@ -98,15 +96,30 @@ class ConditionalEmbedding(BaseEstimator):
     input_kernel_, return_kernel_, ridge_
         The settings used.
     diagnostics_ : dict
-        Plain numbers: sizes, what was tried, what the landmarks do not see, and the seconds of each stage.
+        Plain numbers: sizes, what was tried, residuals of the landmarks, and the seconds of each stage.
 
     Notes
     -----
-    With P the projection on the sections of the response landmarks, the value given is that of Pμ̂(x), and
+    With P the projection on the sections of the response landmarks, the values are those of Pμ̂(x), and
     |μ̂(x)(z) − Pμ̂(x)(z)| ≤ √(σ² − ‖ψ_Z(z)‖²)·Σ_j|Γ_j(x)|·√(σ² − ‖ψ_Z(z_j)‖²): a product of two small
     numbers. Spectral features, which KE-DRL needs because they turn a shift into a rotation, have an error
     of order 1/√Q to 1/Q here. ``python -m tests.benchmarks.reference`` measures both, and the projection of
     spectral features on atoms; landmarks are the most accurate, at half the width.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kedrl_dask import ConditionalEmbedding, Matern, TransitionStore
+    >>> from kedrl_dask.reference import pair_rows
+    >>> state, action = np.random.default_rng(0).normal(size=(2, 200, 1))
+    >>> pairs = TransitionStore.from_arrays("pairs.zarr", **pair_rows(state, action, state + action))
+    >>> kernel = Matern(length_scale=2.0)
+    >>> model = ConditionalEmbedding(input_kernel=kernel, return_kernel=kernel, n_landmarks=40, n_features=40)
+    >>> model = model.fit(pairs, progress="none")
+    >>> model.embed([[0.5]], [[0.5]], at=[[1.0], [4.0]]).round(2)
+    array([[1. , 0.3]])
+    >>> model.mass([[0.5]], [[0.5]]).round(2)
+    array([1.])
     """
 
     def __init__(
@@ -144,13 +157,10 @@ class ConditionalEmbedding(BaseEstimator):
         Parameters
         ----------
         pairs : TransitionStore or path
-            The response is the reward of each transition; :func:`pair_rows` makes such a store of pairs.
-            Of a store of logged episodes it is the law of the one-step reward that is estimated.
-        executor : Executor, optional
-            Where chunk functions run: unless given, the active :class:`distributed.Client`, or threads of
-            this process if there is none.
-        progress : {"auto", "bars", "log", "none"}
-            Bars on a terminal or in a notebook, log lines elsewhere.
+            The response is the reward of each transition; :func:`pair_rows` makes rows of such a store from
+            pairs. With a store of logged episodes, the law of the one-step reward is estimated.
+        executor, progress
+            As for :meth:`kedrl_dask.KEDRL.fit`.
 
         Returns
         -------
@@ -172,7 +182,7 @@ class ConditionalEmbedding(BaseEstimator):
             folds = self._sum_pairs(store, executor, reporter)
             with reporter.stage("regression"):
                 self._regress(folds)
-        self.diagnostics_: dict[str, Any] = {
+        self.diagnostics_: Record = {
             "data": store.fingerprint,
             "sizes": {
                 "pairs": store.n_transitions,
@@ -196,18 +206,11 @@ class ConditionalEmbedding(BaseEstimator):
     def _choose_features(self, sample: Transitions) -> None:
         """Kernels and landmarks, from a sample of the pairs."""
         seed = self.random_state
-        self._tried: dict[str, Any] = {}
+        self._tried: Record = {}
         input_kernel, return_kernel = self.input_kernel, self.return_kernel
         if not isinstance(input_kernel, Matern):
-            rows = np.sort(np.random.default_rng([seed, 4]).permutation(len(sample))[:TUNING_SAMPLE])
-            part = sample.select(rows)
-            tuned = tune_input_kernel(part.inputs, part.reward, None, part.episode, random_state=seed)
-            input_kernel = tuned.kernel
-            self._tried["input_kernel"] = {
-                "length_scales": tuned.length_scales.tolist(),
-                "ridges": tuned.ridges.tolist(),
-                "errors": tuned.errors.tolist(),
-            }
+            tuned = tune_on(sample, seed, with_successors=False)
+            input_kernel, self._tried["input_kernel"] = tuned.kernel, tuned.to_dict()
         if not isinstance(return_kernel, Matern):
             return_kernel = median_kernel(sample.reward, random_state=seed)
         self.input_kernel_, self.return_kernel_ = input_kernel, return_kernel
@@ -221,8 +224,8 @@ class ConditionalEmbedding(BaseEstimator):
             )
         )
 
-    def _sum_pairs(self, store: TransitionStore, executor: Executor, reporter: Reporter) -> dict[str, Array]:
-        """One pass over the pairs; sums by folds, with ψ and ψ_Z."""
+    def _sum_pairs(self, store: TransitionStore, executor: Executor, reporter: Reporter) -> dict[str, Real]:
+        """Sums over the pairs by folds, with ψ and ψ_Z, in one pass."""
         features, responses = self.features_, self.response_features_
         dtype = np.float32 if self.precision == "mixed" else np.float64
         blocks, specs = episode_blocks(store, self.n_blocks), (*INPUT_SUMS, *RESPONSE_SUMS)
@@ -244,7 +247,7 @@ class ConditionalEmbedding(BaseEstimator):
         completed = responses.complete_sums(np.swapaxes(folds["response"], 1, 2))
         return {**folds, "response": np.swapaxes(completed, 1, 2)}
 
-    def _regress(self, folds: dict[str, Array]) -> None:
+    def _regress(self, folds: dict[str, Real]) -> None:
         """Coefficients of ψ_Z and of the constant on ψ."""
         count = folds["count"]
         if isinstance(self.ridge, str):
@@ -267,19 +270,8 @@ class ConditionalEmbedding(BaseEstimator):
         sizes = self.diagnostics_["sizes"]
         return joined_inputs(state, action, sizes["state_dim"], sizes["action_dim"])
 
-    def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Array:
-        """Values μ̂(x)(z) of the embedding.
-
-        Parameters
-        ----------
-        state, action : (n, p) and (n, q) arrays
-        at : (g, d) or (n, g, d) array
-            Return points z, common to all inputs or for each its own.
-
-        Returns
-        -------
-        (n, g) array
-        """
+    def embed(self, state: npt.ArrayLike, action: npt.ArrayLike, at: npt.ArrayLike) -> Real:
+        """Values μ̂(x)(z) of the embedding; (n, g). See :meth:`kedrl_dask.KEDRL.embed`."""
         inputs = self._inputs(state, action)
         at = checked_returns(at, len(inputs), self.response_features_.landmarks.shape[1])
         expected = by_rows(inputs, lambda x: self.features_(x) @ self.coefficients_)
@@ -288,7 +280,7 @@ class ConditionalEmbedding(BaseEstimator):
         values = [self.response_features_(z) @ e for e, z in zip(expected, at, strict=True)]
         return np.reshape(values, at.shape[:2])
 
-    def mass(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Array:
+    def mass(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Vector:
         """Σ_j Γ_j(x) at each input, (n,): near one where there are data, towards zero far from them."""
         inputs = self._inputs(state, action)
         return by_rows(inputs, lambda x: self.features_(x) @ self.mass_coefficients_)
@@ -317,12 +309,11 @@ class ConditionalEmbedding(BaseEstimator):
     @classmethod
     def load(cls, path: str | Path) -> ConditionalEmbedding:
         """Read an embedding written by :meth:`save`."""
-        fitted = open_fitted(path, KIND, REFERENCE)
-        with damage_reported(path):
-            return cls._assemble(fitted.arrays, fitted.attributes)
+        with opened_fitted(path, KIND, REFERENCE) as (arrays, attributes):
+            return cls._assemble(arrays, attributes)
 
     @classmethod
-    def _assemble(cls, arrays: dict[str, Array], attributes: dict[str, Any]) -> ConditionalEmbedding:
+    def _assemble(cls, arrays: dict[str, Array], attributes: Record) -> ConditionalEmbedding:
         read = arrays.__getitem__
         model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
         model._settings()
@@ -341,5 +332,5 @@ class ConditionalEmbedding(BaseEstimator):
         return model
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Whether there are coefficients."""
+        """Whether it was fitted."""
         return hasattr(self, "diagnostics_")

@@ -71,10 +71,8 @@ class KEDRL(FittedAttributes, BaseEstimator):
     ----------
     coefficients_ : (L, m) array
         Coefficients B.
-    grid_ : (m, d) array
-        Return atoms.
-    basis_ : (L, p + q) array
-        State-action basis.
+    grid_, basis_, frequencies_ : (m, d), (L, p + q) and (Q, d) arrays
+        Return atoms, state-action basis, and spectral frequencies of the return kernel.
     solution_ : Solution
         How the solver ended, with its certificate.
     diagnostics_ : dict
@@ -85,8 +83,6 @@ class KEDRL(FittedAttributes, BaseEstimator):
         Ridges and penalty used. ``ridge_reward_`` is another one only with a trend of the reward.
     operators_ : ConditionalOperators
         Φ_L, ρ and ΣΓ at any input; with exact operators, H and G in place of ρ.
-    frequencies_ : (Q, d) array
-        Spectral frequencies of the return kernel.
     target_ : (r, 2Q) array or None
         Coefficients of the target at B on the features ψ, with ``construction="paired"``.
     ratio_ : DensityRatio or None
@@ -106,9 +102,9 @@ class KEDRL(FittedAttributes, BaseEstimator):
 
     Notes
     -----
-    With ``construction="separated"`` and ``negative_penalty=0`` the criterion is a linear least-squares
-    problem, which "pcg" solves to its minimum. Results do not depend on chunks, threads or workers.
-    ``diagnostics_["tuning"]`` has everything that was tried for automatic settings.
+    With ``negative_penalty=0`` the criterion is a linear least-squares problem, which "pcg" solves to its
+    minimum. Results do not depend on chunks, threads or workers. ``diagnostics_["tuning"]`` has everything
+    that was tried for automatic settings.
 
     References
     ----------
@@ -128,11 +124,22 @@ class KEDRL(FittedAttributes, BaseEstimator):
     >>> policy = policies.Gaussian(weights=[[0.5]], bias=0.0, scale=0.5)
     >>> model = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), n_atoms=30, n_basis=30, n_landmarks=40)
     >>> model = model.fit(store, policy, progress="none")
-    >>> model.weights([[0.0]], [[1.0]]).shape
+    >>> at = [[0.0]], [[1.0]]  # a state and an action
+    >>> model.weights(*at).shape
     (1, 30)
-    >>> law = model.recover([[0.0]], [[1.0]])
+    >>> law = model.recover(*at)
     >>> law.mean().round(1)  # 1 is right
     array([[0.9]])
+    >>> model.embed(*at, at=[[1.0], [9.0]]).round(1)
+    array([[0.8, 0. ]])
+    >>> model.operator_blocks(*at).H.shape
+    (1, 30, 30)
+    >>> draws = model.bootstrap(store, policy, 5, progress="none").apply(lambda m: m.bellman_risk(*at))
+    >>> draws.values.shape
+    (5, 1)
+    >>> model.save("model.zarr")
+    >>> KEDRL.load("model.zarr").recover(*at).mean() == law.mean()
+    array([[ True]])
     """
 
     def __init__(
@@ -225,21 +232,21 @@ class KEDRL(FittedAttributes, BaseEstimator):
         policy : Policy
             The target policy.
         executor : Executor, optional
-            Where chunk functions run: unless given, the active :class:`distributed.Client`, or threads of
+            Where chunk functions run: by default the active :class:`distributed.Client`, or threads of
             this process if there is none.
         cache : path, optional
             Directory where landmarks, block sums and conditioning points are kept, each under a
-            fingerprint of what it depends on. A later fit with the same directory, for another policy
-            or discount, computes only what it lacks. All workers must reach it.
+            fingerprint of its inputs. A later fit with the same directory, for another policy or discount,
+            computes only what is missing. All workers must be able to reach it.
         memory : int or str, optional
-            What each worker process may use, in bytes or as "2 GiB". Unless given, three fifths of the
+            What each worker process may use, in bytes or as "2 GiB". By default three fifths of the
             workers' limit, or four fifths of this machine's free memory. A fit that would use more is
             refused.
         progress : {"auto", "bars", "log", "none"}
             Bars on a terminal or in a notebook, log lines elsewhere.
         run : path, optional
-            Directory of the run, new or of an interrupted fit of the same settings, data and policy: this
-            one then goes on from what that left. All workers must reach it.
+            Directory of the run. An interrupted fit with the same settings, data and policy resumes from
+            it. All workers must be able to reach it.
         checkpoint_seconds : float
             Time between checkpoints of the solver, in a run.
 
@@ -254,9 +261,9 @@ class KEDRL(FittedAttributes, BaseEstimator):
 
     @classmethod
     def resume(cls, run: str | Path, *, policy: Policy | None = None, **options: Any) -> KEDRL:
-        """Go on with the fit of a run, or read its result if it is there.
+        """Resume the fit of a run, or read the result of a finished one.
 
-        ``policy`` is needed if it is code, as ``policies.Function`` is. Options are
+        ``policy`` is needed if it is code, such as ``policies.Function``. Options are
         ``executor``, ``memory``, ``progress`` and ``checkpoint_seconds`` of :meth:`fit`.
         """
         settings, arguments = recorded_fit(Path(run), policy)
@@ -288,16 +295,14 @@ class KEDRL(FittedAttributes, BaseEstimator):
         Parameters
         ----------
         store : TransitionStore or path
-        executor : Executor, optional
-            Where the fit will run, as for :meth:`fit`.
+        executor, memory
+            As for :meth:`fit`.
         workers : int, optional
-            Number of worker processes to plan for, unless those that are there.
-        memory : int or str, optional
-            What each worker process may use, as for :meth:`fit`.
+            Number of worker processes to plan for; by default those of the executor.
         calibrate : bool
-            Whether to measure rates, which takes about a second; else times are those of a slow machine.
+            Whether to measure rates, which takes about a second, or assume those of a slow machine.
 
-        Sizes that are "auto" are planned at their largest: the fit chooses them, and plans again.
+        Automatic sizes are planned at their largest; the fit chooses them and plans again.
 
         Returns
         -------
@@ -320,10 +325,10 @@ class KEDRL(FittedAttributes, BaseEstimator):
     ) -> Bootstrap[KEDRL]:
         """Replicates of this fit on blocks of episodes drawn with replacement.
 
-        What the fit chose is kept, so that intervals do not speak of its choice. ``store`` and ``policy``
-        are those of the fit; with its ``cache`` no pass over the data is needed. Policies that are to be
-        compared take the same ``random_state``. ``apply(function)`` of the result gives any function of
-        the fitted model with its replicates, standard errors and intervals.
+        Automatic settings stay as the fit chose them, so that intervals do not cover their choice. ``store``
+        and ``policy`` must be those of the fit; with its ``cache`` no pass over the data is needed. Policies
+        to be compared need the same ``random_state``. ``apply(function)`` of the result gives any function
+        of the fitted model with its replicates, standard errors and intervals.
         """
         check_is_fitted(self)
         settings, store = self._prepared(store)

@@ -1,14 +1,14 @@
-"""The directory of a fit: what was asked for, how far it came, and everything that it need not do again.
+"""The directory of a fit, from which an interrupted fit resumes.
 
 ::
 
-    run.json      settings, data, policy and versions; what a fit must agree with to go on
-    plan.json     what the fit was projected to take
-    stages/       one small file for each stage that came to its end
+    run.json      settings, data, policy and versions, with which a resumed fit must agree
+    plan.json     the projected cost of the fit
+    stages/       one small file for each finished stage
     cache/        blocks of sums, points and operators, with their checksums in manifests
     checkpoints/  the last two states of the solver
-    log.jsonl     what happened, one JSON object in each line
-    lock          held by the process that is at work
+    log.jsonl     a log of events, one JSON object a line
+    lock          held by the process that works on the run
     model/        the result, as ``KEDRL.save`` writes it
 """
 
@@ -44,7 +44,7 @@ from kedrl_dask.estimator.fitted.persistence import from_json, load, parameters,
 from kedrl_dask.numerics.policies.families import LocationScale, Policy, from_dict
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.process import Stopped, terminable
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.utils.progress import Advance, Reporter
 
 __all__ = [
     "CHECKPOINT_SECONDS",
@@ -66,7 +66,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Run:
-    """A run that this process has the lock of; made by :func:`open_run`.
+    """A run whose lock this process holds; made by :func:`open_run`.
 
     Parameters
     ----------
@@ -85,12 +85,12 @@ class Run:
         self._lock = threading.Lock()
         (path / "stages").mkdir(exist_ok=True)
         log = path / "log.jsonl"
-        if log.exists() and not log.read_bytes().endswith(b"\n"):  # of a process that was killed
+        if log.exists() and not log.read_bytes().endswith(b"\n"):  # its process was killed
             with log.open("a") as file:
                 file.write("\n")
 
     def note(self, event: str, **facts: Any) -> None:
-        """Write a line into the log; a stage that ended, and the plan, get files of their own."""
+        """Write a line to the log; the plan and each finished stage also have files of their own."""
         if event == "plan":
             write_atomic(self.path / "plan.json", json.dumps(facts["plan"], indent=1) + "\n")
             facts = facts["plan"]["totals"]
@@ -101,12 +101,12 @@ class Run:
             log.write(line + "\n")
 
     def _tidy(self) -> None:
-        """Remove what a process that was killed had begun to write."""
+        """Remove partial files of a process that was killed."""
         for partial in [*self.path.rglob("*.partial")]:
             remove(partial)
 
     def _cache(self) -> Cache:
-        """Where blocks are: here, or in the directory that was given. Those here are checked at once."""
+        """The cache of the run, checked at once, or the one that was given."""
         given = self._facts["cache"]
         code = f"{self._facts['id']} {self._facts['policy'].get('probe')}"
         cache = Cache(Path(given) if given else self.path / "cache", self.note, code)
@@ -115,12 +115,12 @@ class Run:
         return cache
 
     def _checkpoints(self) -> Checkpoints:
-        """Where states of the solver are kept."""
+        """The checkpoints of the solver."""
         return Checkpoints(self.path / "checkpoints", self._seconds, self.note)
 
     @property
     def model(self) -> Path | None:
-        """The result, if it is there and as it was written."""
+        """Path of the result, if there is an undamaged one."""
         path = self.path / "model"
         if path.name not in committed(path):
             return None
@@ -130,7 +130,7 @@ class Run:
         return None if files else path
 
     def _save(self, model: FittedModel) -> None:
-        """Write the result: it appears when it is complete."""
+        """Write the result, which counts once it is complete."""
         path = self.path / "model"
         revoke(path, path.name)
         remove(path)
@@ -169,13 +169,13 @@ class Run:
 
     @contextmanager
     def _ends_noted(self) -> Iterator[None]:
-        """Note how the body ended; a full disk and lost workers are said with how to go on."""
+        """Log how the body ended; errors about a full disk or lost workers say how to resume."""
         self.note("started", host=socket.gethostname(), pid=os.getpid(), version=__version__)
-        remedy = f"what was finished is kept in {self.path}: the same fit goes on from there"
+        remedy = f"finished work is kept in {self.path}: the same fit resumes from there"
         try:
             yield
         except BaseException as error:
-            with suppress(OSError):  # a full disk has no room for this line either; the error says it all
+            with suppress(OSError):  # a full disk has no room for this line either; the error is raised below
                 self.note("stopped", error=type(error).__name__, message=str(error))
             if isinstance(error, OSError) and error.errno in FULL:
                 raise Stopped(f"the disk is full ({error}); make room. {_capital(remedy)}") from error
@@ -185,7 +185,7 @@ class Run:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a run has its result, as it was written: then nothing is left to compute."""
+    """Whether a run has an undamaged result, so that nothing is left to compute."""
     model = path / "model"
     return model.name in committed(model) and not damaged(model, model.name)
 
@@ -199,13 +199,13 @@ def open_run(
     cache: str | Path | None,
     seconds: float,
 ) -> Iterator[Run]:
-    """Begin the run at a path, or go on with it if it is of the same settings, data and policy.
+    """Begin a run, or resume an existing one with the same settings, data and policy.
 
     Raises
     ------
     ValueError
-        If the directory holds anything else, the run is of other settings, data or policy, or another
-        process is at work on it.
+        If the directory holds anything else, the run has other settings, data or policy, or another
+        process is working on it.
     """
     path = path.resolve()
     if path.exists() and not (path / "run.json").exists() and _is_foreign(path):
@@ -217,12 +217,12 @@ def open_run(
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether there is anything but what a run that ended at once leaves."""
+    """Whether there is anything but the files of a run that ended at once."""
     return not path.is_dir() or any(entry.name not in ("lock", "log.jsonl") for entry in path.iterdir())
 
 
 def describe(settings: Settings, store: TransitionStore, policy: Policy, cache: str | Path | None) -> Record:
-    """Everything that a run depends on, as JSON."""
+    """Everything on which a run depends, as JSON."""
     return {
         "kind": KIND,
         "id": uuid4().hex,
@@ -245,7 +245,7 @@ def describe(settings: Settings, store: TransitionStore, policy: Policy, cache: 
 
 
 def _describe_policy(policy: Policy, store: TransitionStore) -> Record:
-    """Its numbers; of code its name, and what it draws at the first states, by which it is known again."""
+    """Numbers of a policy or, for code, its name and a digest of its draws at the first states."""
     if isinstance(policy, LocationScale):
         return policy.to_dict()
     states = store.transitions(0, min(64, store.n_rows)).inputs[:, : store.state_dim]
@@ -254,7 +254,7 @@ def _describe_policy(policy: Policy, store: TransitionStore) -> Record:
 
 
 def _agreed(path: Path, wanted: Record) -> Record:
-    """What the run is, if it is what is wanted; a new one becomes that."""
+    """The contents of ``run.json``, written if the run is new; refused if they differ from those wanted."""
     file = path / "run.json"
     wanted = json.loads(json.dumps(wanted))
     if not file.exists():
@@ -274,8 +274,8 @@ def _agreed(path: Path, wanted: Record) -> Record:
             differences.append(f"the design was made on {bases[0]} rows of the store, now on {bases[1]}")
     if differences:
         raise ValueError(
-            f"{path} is a run with other inputs: {'; '.join(differences)}. Fit with what it has, or choose "
-            "another directory for the run"
+            f"{path} is a run with other inputs: {'; '.join(differences)}. Fit with the same inputs, or "
+            "choose another directory for the run"
         )
     return {**found, "cache": wanted["cache"]}
 
@@ -288,30 +288,30 @@ def _differences(what: str, found: Record, wanted: Record) -> list[str]:
     ]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def read_run(path: Path) -> Record:
-    """What ``run.json`` has."""
+    """Read ``run.json``."""
     found = read_record(path / "run.json")
     if found.get("kind") != KIND:
         raise ValueError(
-            f"{path / 'run.json'} describes no run, or is damaged; give the directory of a run, or begin "
-            "another"
+            f"{path / 'run.json'} does not describe a run, or is damaged; give the directory of a run, or "
+            "begin another"
         )
     return found
 
 
 def recorded_fit(path: Path, policy: Policy | None) -> tuple[Record, Record]:
-    """Parameters of the estimator, and arguments of its ``fit``, as a run has them."""
+    """Parameters of the estimator and arguments of its ``fit``, as a run recorded them."""
     path = path.resolve()
     found = read_run(path)
     if policy is None:
         if "code" in found["policy"]:
             raise ValueError(
-                f"{path}: the policy of this run is code, {found['policy']['code']}, which no file can hold; "
+                f"{path}: the policy of this run is code, {found['policy']['code']}, which cannot be stored; "
                 "give it as policy=..."
             )
         policy = from_dict(found["policy"])
@@ -326,13 +326,13 @@ def recorded_fit(path: Path, policy: Policy | None) -> tuple[Record, Record]:
     }
 
 
-def check_input(store: TransitionStore, executor: Executor, advance: Any, first: int = 0) -> None:
-    """Compare the data, from a chunk on, with the digests taken when they were written.
+def check_input(store: TransitionStore, executor: Executor, advance: Advance, first: int = 0) -> None:
+    """Compare the data, from chunk ``first`` on, with the digests taken when they were written.
 
     Raises
     ------
     StoreError
-        Naming the damaged file; nothing of it is used.
+        If a file is damaged; nothing in it is used.
     """
     starts = range(first, store.n_chunks, CHECKED_CHUNKS)
     ranges = [(start, min(start + CHECKED_CHUNKS, store.n_chunks)) for start in starts]

@@ -236,7 +236,7 @@ def test_fit__stopped_has_its_own_code(config, error, code, capsys, monkeypatch)
     monkeypatch.setattr("kedrl_dask.estimator.fit_model.run_fit", stop)
     assert main(["fit", str(config)]) == code
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"kedrl: stopped: {error}; what was finished is kept in {config.parent / 'run'}")
+    assert said.startswith(f"kedrl: stopped: {error}; finished work is kept in {config.parent / 'run'}")
 
 
 #: ``python -m kedrl_dask`` that keeps its first step at once: its log tells when the solver is at work.
@@ -271,6 +271,6 @@ def test_sigterm__stops_workers_and_keeps_the_run(config):
     finally:
         process.kill()
     assert process.returncode == 143
-    assert f"kedrl: terminated; what was finished is kept in {run}" in error
+    assert f"kedrl: terminated; finished work is kept in {run}" in error
     assert not psutil.wait_procs(workers, timeout=300)[1]
     assert (run / "log.jsonl").read_text().count('"checkpoint"') == 2, "the last step is kept too"

@@ -69,7 +69,7 @@ def test_fit(store):
 def test_load_and_recover(store, tmp_path, monkeypatch):
     make().fit(store, POLICY, progress="none").save(tmp_path / "model")
     state, action = ROWS["state"][:2], ROWS["action"][:2]
-    monkeypatch.setattr(persistence, "open_fitted", speaking(persistence.open_fitted))
+    monkeypatch.setattr(persistence, "opened_fitted", speaking(persistence.opened_fitted))
     with warning_here(NumericalWarning):
         model = KEDRL.load(tmp_path / "model")
     monkeypatch.setattr(functionals, "recover_law", speaking(functionals.recover_law))

@@ -25,7 +25,7 @@ from kedrl_dask.numerics.regression.cross_validation import InputTuning, median_
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
 from kedrl_dask.utils.arrays import Array, Atoms, Frequencies, Points, Record
 
-__all__ = ["Choices", "make_choices"]
+__all__ = ["Choices", "make_choices", "tune_on"]
 
 
 KIND = "kedrl choices"
@@ -117,7 +117,7 @@ def _points(
     def make(path: Path) -> None:
         kernel, tried, seed = settings.input_kernel, {}, settings.random_state
         if not isinstance(kernel, Matern):
-            tuning = _tune(settings, sample)
+            tuning = tune_on(sample, seed)
             kernel, tried["input_kernel"] = tuning.kernel, tuning.to_dict()
         chosen = []
         names: tuple[Literal["n_landmarks", "n_basis"], ...] = ("n_landmarks", "n_basis")
@@ -166,13 +166,12 @@ def _refit(trend: LinearTrend, store: TransitionStore, cache: Cache, of_sample: 
     return LinearTrend.from_arrays({spec.name: filed.read(spec.name) for spec in TREND})
 
 
-def _tune(settings: Settings, sample: Transitions) -> InputTuning:
-    rng = np.random.default_rng([settings.random_state, 4])
-    rows = np.sort(rng.permutation(len(sample))[:TUNING_SAMPLE])
+def tune_on(sample: Transitions, seed: int, with_successors: bool = True) -> InputTuning:
+    """Tune the input kernel on a part of the sample, by how it predicts rewards and successors."""
+    rows = np.sort(np.random.default_rng([seed, 4]).permutation(len(sample))[:TUNING_SAMPLE])
     part = sample.select(rows)
-    return tune_input_kernel(
-        part.inputs, part.reward, part.next_state, part.episode, random_state=settings.random_state
-    )
+    successors = part.next_state if with_successors else None
+    return tune_input_kernel(part.inputs, part.reward, successors, part.episode, random_state=seed)
 
 
 def _returns(

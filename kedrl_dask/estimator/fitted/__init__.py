@@ -1,4 +1,4 @@
-"""What a fitted model gives: predictions, diagnostics, findings, answers, results, and its file.
+"""The fitted model, its diagnostics, findings, answers, results and file.
 
-Imports ``engine``, ``numerics`` and ``utils``, and of ``fit`` the settings.
+Imports ``fit``, ``engine``, ``numerics`` and ``utils``.
 """

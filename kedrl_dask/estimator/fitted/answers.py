@@ -1,4 +1,4 @@
-"""Embeddings and laws of a fitted model, that answer questions unless the fit would mislead."""
+"""Embeddings and laws of a fitted model, which are refused where they would mislead."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kedrl_dask.utils.arrays import Matrix, Weights
 __all__ = ["FittedEmbedding", "FittedLaw", "coefficients_at", "fitted_embedding", "sections_at"]
 
 
-#: Actions over which the law of a state is averaged: at most so many nodes, or random ones of a ``Function``.
+#: Actions over which a state's law is averaged: at most this many nodes, or random draws of a ``Function``.
 N_DRAWS = 64
 
 
@@ -43,9 +43,9 @@ class FittedLaw(Recovered):
     Attributes
     ----------
     fit_findings : tuple of Finding
-        What the gate found against the fit at these inputs.
+        Findings against the fit at these inputs.
     accepted : tuple of str
-        Codes of findings for which the laws were not to be refused.
+        Codes of the findings that were accepted.
     """
 
     fit_findings: tuple[Finding, ...]
@@ -53,7 +53,7 @@ class FittedLaw(Recovered):
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that speaks against the laws, in words; recovers :attr:`sensitivity`."""
+        """All findings against the laws, which compute :attr:`sensitivity`."""
         return (*self.fit_findings, *objections(law_evidence(self)))
 
     def __repr__(self) -> str:
@@ -64,14 +64,14 @@ class FittedLaw(Recovered):
 
 @dataclass(frozen=True, eq=False)
 class FittedEmbedding(Embedding):
-    """Fitted embeddings at n inputs, with what speaks against them; made by :meth:`KEDRL.embedding`.
+    """Fitted embeddings at n inputs, with findings against them; made by :meth:`KEDRL.embedding`.
 
     Attributes
     ----------
     findings : tuple of Finding
-        What the gate found, whether it was accepted or only a warning.
+        Findings that were accepted or that only warn.
     accepted : tuple of str
-        Codes of findings for which answers were not to be refused.
+        Codes of the findings that were accepted.
     model : FittedModel
         The fit.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,12 +37,11 @@ from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import check_count, check_number, cut, is_word, shown
 
 __all__ = [
-    "damage_reported",
     "finite",
     "from_json",
     "kernel_from_json",
     "load",
-    "open_fitted",
+    "opened_fitted",
     "parameters",
     "save",
     "to_json",
@@ -73,25 +72,18 @@ def save(model: FittedModel, path: str | Path) -> None:
         "mass": operators.mass,
         "history": np.array(solution.history, dtype=np.float64).reshape(-1, len(SolverRecord._fields)),
     }
-    specs = list(MODEL)
-    if operators.terminal is not None:
-        arrays["terminal"] = operators.terminal
-        specs += MODEL_TERMINAL
+    optional = {"terminal": operators.terminal, "target": model.target}
+    arrays |= {name: array for name, array in optional.items() if array is not None}
     if operators.trend is not None:
         arrays |= operators.trend.trend.to_arrays() | {"residual_waves": operators.trend.mean}
-        specs += MODEL_TREND
-    if model.target is not None:
-        arrays["target"] = model.target
-        specs += MODEL_PAIRED
     if isinstance(operators, ExactOperators):
         shifts = operators.shifts
         arrays |= {"transition_input": operators.inputs, "transition_reward": shifts.rewards}
         arrays["transition_terminal"] = shifts.terminal
-        specs += MODEL_TRANSITIONS
-    ratio = model.ratio
+    ratio, numbers = model.ratio, None
     if ratio is not None:
         arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
-        specs += MODEL_RATIO
+        numbers = {name: to_json(getattr(ratio, name)) for name in ("kernel", "clip", "ridge", "scale")}
     attributes = {
         "parameters": parameters(model.settings),
         "input_kernel": to_json(model.input_kernel),
@@ -100,7 +92,7 @@ def save(model: FittedModel, path: str | Path) -> None:
         "ridge_reward": model.ridges.reward,
         "ridge_b": model.ridge_b,
         "mass_penalty": model.mass_penalty,
-        "ratio": None if ratio is None else _ratio_numbers(ratio),
+        "ratio": numbers,
         "solution": {
             "result": solution.result.name,
             "value": solution.value,
@@ -111,6 +103,7 @@ def save(model: FittedModel, path: str | Path) -> None:
         "diagnostics": model.diagnostics,
         "encoding": None if model.encoding is None else model.encoding.to_json(),
     }
+    specs = [spec for spec in (*MODEL, *OPTIONAL) if spec.name in arrays]
     write_fitted(path, KIND, specs, arrays, attributes)
 
 
@@ -119,9 +112,9 @@ def write_fitted(
     kind: str,
     specs: Sequence[ArraySpec],
     arrays: Mapping[str, Array],
-    attributes: Mapping[str, Any],
+    attributes: Record,
 ) -> None:
-    """Write arrays and attributes of a fitted estimator; they count once all are there."""
+    """Write arrays and attributes of a fitted estimator, which count once all of them are written."""
     sizes = {
         dim: size for spec in specs for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True)
     }
@@ -132,20 +125,22 @@ def write_fitted(
     store.finish()
 
 
-def open_fitted(
+@contextmanager
+def opened_fitted(
     path: str | Path, kind: str, specs: Sequence[ArraySpec], optional: Sequence[ArraySpec] = ()
-) -> Fitted:
-    """Read what :func:`write_fitted` wrote; refuse what did not come to its end, or cannot be a fit's.
+) -> Iterator[tuple[dict[str, Array], Record]]:
+    """The arrays, with the existing ``optional`` ones, and the attributes that :func:`write_fitted` wrote.
 
-    Of the ``optional`` arrays, those that are there.
+    Raises StoreError if they are incomplete or inconsistent, or if the body fails on them: attributes are
+    untrusted, and what they may cause cannot be foreseen.
     """
     store = ArrayStore.open(path, kind, specs=specs)
     if store.attributes.get("complete") is not True:
-        raise StoreError(f"{path}: the model was not written to its end; save it again")
-    store.require([spec for spec in optional if spec.name in store.names])
-    arrays: dict[str, Array] = {}
+        raise StoreError(f"{path}: the model is incomplete, because saving it was interrupted; save it again")
+    existing = [spec for spec in optional if spec.name in store.names]
+    store.require(existing)
     sizes: dict[str, int] = {}
-    for spec in (*specs, *(spec for spec in optional if spec.name in store.names)):
+    for spec in (*specs, *existing):
         for dim, size in zip(spec.dims, store.shape(spec.name), strict=True):
             if sizes.setdefault(dim, size) != size:
                 raise StoreError(
@@ -153,21 +148,15 @@ def open_fitted(
                     "arrays are not of one model: save it again"
                 )
     store.require_substance()
-    for name in (spec.name for spec in (*specs, *optional) if spec.name in store.names):
-        arrays[name] = store.read(name)
+    arrays = {spec.name: store.read(spec.name) for spec in (*specs, *existing)}
+    for name, array in arrays.items():
         # A solver's history begins before its first certificate is known.
-        if name != "history" and not np.isfinite(arrays[name]).all():
+        if name != "history" and not np.isfinite(array).all():
             raise StoreError(
                 f"{path}: array {name} has entries that are not finite; fit and save the model again"
             )
-    return Fitted(store.path, arrays, store.attributes)
-
-
-@contextmanager
-def damage_reported(path: str | Path) -> Iterator[None]:
-    """Turn whatever attributes that nobody of the package wrote may cause into an error that says so."""
     try:
-        yield
+        yield arrays, store.attributes
     except StoreError:
         raise
     except Exception as error:
@@ -175,14 +164,6 @@ def damage_reported(path: str | Path) -> Iterator[None]:
             f"{path}: settings or numbers of the model are damaged ({type(error).__name__}: "
             f"{cut(str(error))}); save the model again"
         ) from error
-
-
-class Fitted(NamedTuple):
-    """What a store of a fitted estimator holds."""
-
-    path: Path
-    arrays: dict[str, Array]
-    attributes: dict[str, Any]
 
 
 class HasParameters(Protocol):
@@ -202,9 +183,8 @@ def load(path: str | Path, settings: Callable[..., Settings]) -> FittedModel:
 
     ``settings`` completes the saved parameters, which may be those of an earlier version.
     """
-    fitted = open_fitted(path, KIND, MODEL, OPTIONAL)
-    with damage_reported(path):
-        return _assemble(settings, fitted.arrays, fitted.attributes)
+    with opened_fitted(path, KIND, MODEL, OPTIONAL) as (arrays, attributes):
+        return _assemble(settings, arrays, attributes)
 
 
 def _assemble(settings: Callable[..., Settings], arrays: dict[str, Array], attributes: Record) -> FittedModel:
@@ -219,10 +199,12 @@ def _assemble(settings: Callable[..., Settings], arrays: dict[str, Array], attri
     mass_penalty = attributes.get("mass_penalty", given.mass_penalty)
     grid, basis, frequencies = read("grid"), read("basis"), read("frequencies")
     features = NystromFeatures(input_kernel, read("landmarks"), read("whitening"))
+    trend = None
+    if "trend_center" in arrays:
+        trend = TrendWaves(LinearTrend.from_arrays(arrays), frequencies, read("residual_waves"))
     operators = ConditionalOperators(
-        features, basis, read("continuation"), read("reward"), arrays.get("terminal"), read("mass"),
-        _trend(arrays, frequencies),
-    )  # fmt: skip
+        features, basis, read("continuation"), read("reward"), arrays.get("terminal"), read("mass"), trend
+    )
     if "transition_input" in arrays:
         data = read("transition_reward"), read("transition_terminal")
         shifts = RewardShifts(return_kernel, grid, given.discount, *data)
@@ -284,27 +266,15 @@ def _check_numbers(model: FittedModel) -> None:
 
 
 def kernel_from_json(value: Any) -> Matern:
-    """A kernel, and nothing else."""
+    """Read a kernel; refuse anything else."""
     kernel = from_json(value)
     if not isinstance(kernel, Matern):
         raise ValueError(f"expected a Matern kernel, got {shown(value)}")
     return kernel
 
 
-def _trend(arrays: dict[str, Array], frequencies: Array) -> TrendWaves | None:
-    """The trend of the reward, if the model has one."""
-    if "trend_center" not in arrays:
-        return None
-    return TrendWaves(LinearTrend.from_arrays(arrays), frequencies, arrays["residual_waves"])
-
-
-def _ratio_numbers(ratio: DensityRatio) -> dict[str, Any]:
-    """The fields of a density ratio that are not arrays."""
-    return {name: to_json(getattr(ratio, name)) for name in ("kernel", "clip", "ridge", "scale")}
-
-
 def to_json(value: Any) -> Any:
-    """A parameter as JSON; objects of the package by their class and fields."""
+    """Convert a parameter to JSON; objects of the package become their class and fields."""
     if type(value).__name__ in _CLASSES:
         fields = {name: to_json(part) for name, part in vars(value).items()}
         return {"class": type(value).__name__, **fields}
@@ -330,7 +300,7 @@ def from_json(value: Any) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """The same with None, which is what JSON has for them, in place of numbers that are not finite."""
+    """Replace numbers that are not finite by None, as JSON requires."""
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

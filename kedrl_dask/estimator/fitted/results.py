@@ -1,11 +1,10 @@
-"""Recovered laws and their summaries as labelled datasets, and these as Zarr."""
+"""Recovered laws and their summaries as labelled datasets, which Zarr stores hold."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -25,14 +24,14 @@ from kedrl_dask.numerics.laws.summaries import (
     summarise,
     thresholds,
 )
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Record
 
 __all__ = ["law_dataset", "provenance", "read_zarr", "text", "verdict", "write_zarr"]
 
 
 CAUTION = (
     "A recovered law is a regularised proxy for one of many laws whose embeddings are near the fitted one. "
-    "Summaries hold under its specification; coefficients are signed and no probabilities."
+    "Summaries hold under its specification; coefficients are signed and are not probabilities."
 )
 #: What the variables beside summaries and curves are.
 MEANINGS = {
@@ -50,7 +49,7 @@ MEANINGS = {
 def law_dataset(
     laws: Mapping[str, Recovered], levels: Sequence[float] = LEVELS, tail: float = TAIL
 ) -> xr.Dataset:
-    """Recovered laws of policies on one grid, with summaries and what to judge them by.
+    """Recovered laws of policies on one grid, with their summaries and diagnostics.
 
     Dimensions are ``policy``, ``input``, ``atom``, ``coordinate`` and ``level``; ``threshold`` for curves,
     and ``coordinate_2`` for covariances.
@@ -58,7 +57,7 @@ def law_dataset(
     Parameters
     ----------
     laws : dict
-        The laws of each policy at as many inputs, on the same atoms.
+        The laws of each policy, at the same number of inputs and on the same atoms.
     levels : sequence of float
         Levels of the quantiles.
     tail : float
@@ -69,10 +68,10 @@ def law_dataset(
         if not np.array_equal(law.atoms, first.atoms) or law.weights.shape != first.weights.shape:
             raise ValueError(
                 f"the law of {name!r} has other atoms or inputs than that of {next(iter(laws))!r}; "
-                "fit with the same settings and recover at as many inputs"
+                "fit with the same settings and recover at the same number of inputs"
             )
     summaries = Summaries(tuple(levels), tail, thresholds(first))
-    by_law: dict[str, list[Any]] = {}
+    by_law: dict[str, list[Array]] = {}
     for law in laws.values():
         second = summarise(law.sensitivity, levels, tail)
         values = summaries(law) | {
@@ -110,20 +109,20 @@ def law_dataset(
     return dataset
 
 
-def text(labels: Any) -> Array:
-    """Labels as objects, which become Zarr's string type; of fixed length Zarr v3 has no specification."""
+def text(labels: Iterable[str]) -> Array:
+    """Labels as objects, which Zarr v3 stores as strings; it does not specify strings of fixed length."""
     return np.array(list(labels), dtype=object)
 
 
-def _recovery(law: Recovered) -> dict[str, Any]:
-    """The settings of a recovery as JSON can hold them."""
+def _recovery(law: Recovered) -> Record:
+    """The settings of a recovery as JSON."""
     values = vars(law.settings) | {"bandwidth": law.bandwidth.tolist()}
     supports = {str(c): np.asarray(support).tolist() for c, support in law.supports.items()}
     return values | {"projected": supports}
 
 
-def provenance(models: Mapping[str, FittedModel]) -> dict[str, Any]:
-    """Where results come from, as attributes: versions, seed, data, settings, policies and diagnostics."""
+def provenance(models: Mapping[str, FittedModel]) -> Record:
+    """Provenance of results as attributes: versions, seed, data, settings, policies and diagnostics."""
     first = next(iter(models.values()))
     return {
         "versions": json.dumps(versions()),
@@ -138,7 +137,7 @@ def provenance(models: Mapping[str, FittedModel]) -> dict[str, Any]:
 
 
 def verdict(findings: Sequence[Finding], accepted: Sequence[str]) -> dict[str, str]:
-    """Findings, and the codes that were accepted, as attributes."""
+    """Findings and accepted codes as attributes."""
     return {
         "findings": json.dumps([finding.to_dict() for finding in findings]),
         "accepted": json.dumps(list(accepted)),
@@ -146,12 +145,21 @@ def verdict(findings: Sequence[Finding], accepted: Sequence[str]) -> dict[str, s
 
 
 def read_zarr(path: str | Path) -> xr.Dataset:
-    """The dataset that :func:`write_zarr` wrote, in memory."""
+    """Read into memory a dataset written by :func:`write_zarr`.
+
+    Examples
+    --------
+    >>> import xarray
+    >>> from kedrl_dask import results
+    >>> results.write_zarr(xarray.Dataset({"mean": ("coordinate", [0.5, 2.0])}), "law.zarr")
+    >>> results.read_zarr("law.zarr")["mean"].values
+    array([0.5, 2. ])
+    """
     return xr.open_zarr(path, consolidated=False).load()
 
 
 def write_zarr(dataset: xr.Dataset, path: str | Path) -> None:
-    """Write a dataset to a new Zarr store, which appears when it is complete.
+    """Write a dataset to a new Zarr store atomically.
 
     Read it with :func:`read_zarr`, or ``xarray.open_zarr(path, consolidated=False)``.
     """
