@@ -23,7 +23,7 @@ from kedrl_dask.engine.passes.streaming_pass import Destination, StreamingPass
 from kedrl_dask.engine.storage.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
 from kedrl_dask.estimator.constraints import count, documented, either, number, parameter
 from kedrl_dask.estimator.fit.design import tune_on
-from kedrl_dask.estimator.fit.parameters import AutoKernel, AutoNumber, CommonParameters, Precision
+from kedrl_dask.estimator.fit.parameters import CommonParameters
 from kedrl_dask.estimator.fit.pipeline import workspace
 from kedrl_dask.estimator.fit.regression import StoredBlocks, read_folds
 from kedrl_dask.estimator.fit.streaming import create_sums, episode_blocks, sum_blocks
@@ -68,7 +68,7 @@ class EmbeddingParameters(CommonParameters):
     n_features: int = parameter(
         count(), "Number of landmarks of the responses, by which the embedding is evaluated."
     )
-    ridge: AutoNumber = parameter(
+    ridge: float | Literal["auto"] = parameter(
         either("auto", number(open_low=True)),
         """Ridge λ. "auto" cross-validates over blocks of pairs, with the error in the norm of the return
         kernel's RKHS.""",
@@ -125,12 +125,12 @@ class ConditionalEmbedding(BaseEstimator):
     def __init__(
         self,
         *,
-        input_kernel: AutoKernel = "auto",
-        return_kernel: AutoKernel = "auto",
+        input_kernel: Matern | Literal["auto"] = "auto",
+        return_kernel: Matern | Literal["auto"] = "auto",
         n_landmarks: int = 500,
         n_features: int = 256,
-        ridge: AutoNumber = "auto",
-        precision: Precision = "mixed",
+        ridge: float | Literal["auto"] = "auto",
+        precision: Literal["mixed", "double"] = "mixed",
         n_blocks: int = 40,
         landmark_threshold: float = 1e-7,
         random_state: int = 0,

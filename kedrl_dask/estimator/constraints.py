@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from textwrap import fill, indent
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from kedrl_dask.utils.checks import check_count, check_number, check_word, is_word, shown
 
@@ -58,9 +58,8 @@ class Constraint:
     words: tuple[str, ...] = ()
 
 
-def choice(literal: object) -> Constraint:
-    """One of the words of a ``Literal`` type."""
-    words = get_args(literal)
+def choice(*words: str) -> Constraint:
+    """One of some words; without any, those of the parameter's ``Literal`` type."""
     kind = "{" + ", ".join(map(_quoted, words)) + "}"
     return Constraint(kind, lambda name, value, _: check_word(name, value, words), words)
 
@@ -126,7 +125,11 @@ def parameter(constraint: Constraint, words: str, option: str = "") -> Any:
 
 def declared(settings: type) -> dict[str, Parameter]:
     """The parameters that a dataclass declares, by name."""
-    return {part.name: part.metadata["parameter"] for part in fields(settings)}
+    about = {part.name: part.metadata["parameter"] for part in fields(settings)}
+    for name, hint in get_type_hints(settings).items():
+        if get_origin(hint) is Literal:
+            about[name] = about[name]._replace(constraint=choice(*get_args(hint)))
+    return about
 
 
 def check_parameters(estimator: str, settings: object) -> None:

@@ -17,19 +17,7 @@ from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.estimator.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.estimator.constraints import documented
 from kedrl_dask.estimator.deprecated import CallableParameter
-from kedrl_dask.estimator.fit.parameters import (
-    AutoCount,
-    AutoKernel,
-    AutoNumber,
-    Conditioning,
-    Construction,
-    ContinuationKind,
-    OperatorKind,
-    PairedForm,
-    PointChoice,
-    Precision,
-    TrendKind,
-)
+from kedrl_dask.estimator.fit.parameters import Conditioning
 from kedrl_dask.estimator.fit.pipeline import Request, workspace
 from kedrl_dask.estimator.fit.planning import plan_fit
 from kedrl_dask.estimator.fit.settings import Settings
@@ -39,6 +27,7 @@ from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, fitt
 from kedrl_dask.estimator.fitted.model import FittedAttributes
 from kedrl_dask.estimator.fitted.notebook import fit_html
 from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, recorded_fit
+from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method
 from kedrl_dask.numerics.policies.families import Policy
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
@@ -146,36 +135,36 @@ class KEDRL(FittedAttributes, BaseEstimator):
         self,
         discount: float,
         *,
-        construction: Construction = "separated",
-        continuation: ContinuationKind = "sampled",
+        construction: Literal["separated", "paired"] = "separated",
+        continuation: Literal["sampled", "ratio"] = "sampled",
         solver: str | Solver = "pcg",
-        input_kernel: AutoKernel = "auto",
-        return_kernel: AutoKernel = "auto",
-        n_atoms: AutoCount = 100,
-        n_basis: AutoCount = 250,
-        n_landmarks: AutoCount = 500,
-        n_features: AutoCount = 256,
+        input_kernel: Matern | Literal["auto"] = "auto",
+        return_kernel: Matern | Literal["auto"] = "auto",
+        n_atoms: int | Literal["auto"] = 100,
+        n_basis: int | Literal["auto"] = 250,
+        n_landmarks: int | Literal["auto"] = 500,
+        n_features: int | Literal["auto"] = 256,
         n_conditioning: int | float | Literal["all"] | None = None,
         conditioning: Conditioning = "random",
-        ridge_gamma: AutoNumber = "auto",
-        ridge_b: AutoNumber = "auto",
-        mass_penalty: AutoNumber = 1.0,
+        ridge_gamma: float | Literal["auto"] = "auto",
+        ridge_b: float | Literal["auto"] = "auto",
+        mass_penalty: float | Literal["auto"] = 1.0,
         negative_penalty: float = 0.0,
         grid: npt.ArrayLike | None = None,
         grid_expansion: float = 1.2,
         reward_bounds: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
-        paired_form: PairedForm = "auto",
-        n_draws: AutoCount = "auto",
+        paired_form: Literal["auto", "contracted", "matrix-free"] = "auto",
+        n_draws: int | Literal["auto"] = "auto",
         ratio: ULSIF | None = None,
         spectral: Method = "qmc",
-        points: PointChoice = "kmeans",
+        points: Literal["kmeans", "random"] = "kmeans",
         landmark_threshold: float = 1e-7,
         n_blocks: int = 40,
-        chunk_points: AutoCount = "auto",
-        precision: Precision = "mixed",
+        chunk_points: int | Literal["auto"] = "auto",
+        precision: Literal["mixed", "double"] = "mixed",
         random_state: int = 0,
-        operators: OperatorKind = "features",
-        reward_trend: TrendKind = "none",
+        operators: Literal["features", "exact"] = "features",
+        reward_trend: Literal["none", "linear", "auto"] = "none",
     ) -> None:
         self.discount = discount
         self.construction = construction
@@ -209,7 +198,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
         self.operators = operators
         self.reward_trend = reward_trend
 
-    operators: OperatorKind = CallableParameter()  # type: ignore[assignment]
+    operators: Literal["features", "exact"] = CallableParameter()  # type: ignore[assignment]
 
     def fit(
         self,

@@ -27,32 +27,8 @@ from kedrl_dask.numerics.solvers import Solver, by_name
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.checks import MOST_SEED, check_share, shown
 
-__all__ = [
-    "AutoCount",
-    "AutoKernel",
-    "AutoNumber",
-    "CommonParameters",
-    "Conditioning",
-    "Construction",
-    "ContinuationKind",
-    "OperatorKind",
-    "PairedForm",
-    "Parameters",
-    "PointChoice",
-    "Precision",
-    "TrendKind",
-]
+__all__ = ["CommonParameters", "Conditioning", "Parameters"]
 
-Construction = Literal["separated", "paired"]
-ContinuationKind = Literal["sampled", "ratio"]
-OperatorKind = Literal["features", "exact"]
-PairedForm = Literal["auto", "contracted", "matrix-free"]
-PointChoice = Literal["kmeans", "random"]
-Precision = Literal["mixed", "double"]
-TrendKind = Literal["none", "linear", "auto"]
-AutoCount = int | Literal["auto"]
-AutoNumber = float | Literal["auto"]
-AutoKernel = Matern | Literal["auto"]
 #: A way to choose the conditioning points, the points themselves, or points and weights.
 Conditioning = Literal["random", "kmeans"] | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 
@@ -104,12 +80,12 @@ class CommonParameters:
 
     estimator: ClassVar[str]
 
-    input_kernel: AutoKernel = parameter(
+    input_kernel: Matern | Literal["auto"] = parameter(
         AUTO_KERNEL,
         """Kernel on state-action inputs. "auto" chooses a length scale for each coordinate by
         cross-validation.""",
     )
-    return_kernel: AutoKernel = parameter(
+    return_kernel: Matern | Literal["auto"] = parameter(
         AUTO_KERNEL,
         """Kernel on returns, which defines the embedding. "auto" takes the median distances between observed
         returns as length scales.""",
@@ -122,8 +98,8 @@ class CommonParameters:
     n_blocks: int = parameter(
         count(), "Number of blocks of whole episodes for which sums are kept separately."
     )
-    precision: Precision = parameter(
-        choice(Precision),
+    precision: Literal["mixed", "double"] = parameter(
+        choice(),
         """Precision of matrix products. "mixed" multiplies in single precision, and adds, regresses and takes
         gradients in double precision; "double" uses double precision throughout, as exact operators always
         do.""",
@@ -160,16 +136,16 @@ class Parameters(CommonParameters):
         Constraint("float", lambda name, value, _: check_share(name, value)),
         "Discount factor γ, strictly between 0 and 1.",
     )
-    construction: Construction = parameter(
-        choice(Construction),
+    construction: Literal["separated", "paired"] = parameter(
+        choice(),
         """How the reward and the continuation are averaged given the input. "separated" averages each by
         itself, which is right when they are uncorrelated given x (ass:reward_continuation_separation);
         "paired" averages them together (app:paired_bellman_estimator), which is always right and takes
         longer. ``diagnostics_["separation"]`` says which one the data ask for.""",
         "--construction",
     )
-    continuation: ContinuationKind = parameter(
-        choice(ContinuationKind),
+    continuation: Literal["sampled", "ratio"] = parameter(
+        choice(),
         """How the target policy enters. "sampled" averages over its actions at the logged successor state;
         "ratio" weights logged successors by an estimated density ratio, as in the paper.""",
         "--continuation",
@@ -180,24 +156,24 @@ class Parameters(CommonParameters):
         ``negative_penalty > 0``, "adamw" is the paper's. Objects of :mod:`kedrl_dask.solvers` carry
         settings.""",
     )
-    n_atoms: AutoCount = parameter(
+    n_atoms: int | Literal["auto"] = parameter(
         AUTO_COUNT,
         """Number m of atoms of the return grid. "auto" takes the smallest number whose approximation error,
         on a sample, is below a tolerance that falls with the number of transitions; at most 400.""",
         "--atoms",
     )
-    n_basis: AutoCount = parameter(
+    n_basis: int | Literal["auto"] = parameter(
         AUTO_COUNT,
         """Number L of points of the state-action basis, the rows of B. "auto" as for ``n_atoms``; at most
         1,000.""",
         "--basis",
     )
-    n_landmarks: AutoCount = parameter(
+    n_landmarks: int | Literal["auto"] = parameter(
         AUTO_COUNT,
         'Number s of Nyström landmarks. "auto" as for ``n_atoms``; at most 2,000.',
         "--landmarks",
     )
-    n_features: AutoCount = parameter(
+    n_features: int | Literal["auto"] = parameter(
         AUTO_COUNT,
         """Number Q of spectral frequencies of the return kernel. "auto" as for ``n_atoms``; at most
         2,048.""",
@@ -219,15 +195,15 @@ class Parameters(CommonParameters):
         20,000. An array gives the points themselves, one state and action a row, with equal weights or with
         positive ones that are scaled to sum to one; ``n_conditioning`` must then be None.""",
     )
-    ridge_gamma: AutoNumber = parameter(
+    ridge_gamma: float | Literal["auto"] = parameter(
         AUTO_RIDGE,
         """Ridge λ_Γ of the conditional weights. "auto" cross-validates over blocks of episodes.""",
     )
-    ridge_b: AutoNumber = parameter(
+    ridge_b: float | Literal["auto"] = parameter(
         AUTO_RIDGE,
         """Ridge λ_B on the RKHS norm of the coefficient functions. "auto" is 10⁻³·σ_X²σ_Z²/N.""",
     )
-    mass_penalty: AutoNumber = parameter(
+    mass_penalty: float | Literal["auto"] = parameter(
         either("auto", number(high=LARGEST_PENALTY)),
         'Penalty λ_mass on the distance of the sum of the coefficients from one. "auto" is σ_Z².',
     )
@@ -244,15 +220,15 @@ class Parameters(CommonParameters):
         Constraint("(low, high) or None"),
         "Bounds of each reward coordinate. If they are given, the grid fills the Bellman-invariant box.",
     )
-    paired_form: PairedForm = parameter(
-        choice(PairedForm),
+    paired_form: Literal["auto", "contracted", "matrix-free"] = parameter(
+        choice(),
         """How the paired construction computes its target. "contracted" takes one pass over the data, after
         which iterations do not depend on the number of transitions; "matrix-free" sweeps over the data twice
         for every product and needs neither memory nor disk. "auto" takes the one that the plan projects to be
         faster within the memory.""",
         "--paired-form",
     )
-    n_draws: AutoCount = parameter(
+    n_draws: int | Literal["auto"] = parameter(
         either("auto", count(most=MOST_DRAWS)),
         """Number of actions of the target policy for each successor state. "auto" takes the fewest quadrature
         nodes that average the input kernel to 10⁻⁶.""",
@@ -261,23 +237,23 @@ class Parameters(CommonParameters):
         either(None, instance(ULSIF, "ULSIF settings")),
         'Settings of the density ratio, for ``continuation="ratio"``.',
     )
-    spectral: Method = parameter(choice(Method), "How the spectral frequencies are drawn.")
-    points: PointChoice = parameter(choice(PointChoice), "How the landmarks and the basis are chosen.")
-    chunk_points: AutoCount = parameter(
+    spectral: Method = parameter(choice(), "How the spectral frequencies are drawn.")
+    points: Literal["kmeans", "random"] = parameter(choice(), "How the landmarks and the basis are chosen.")
+    chunk_points: int | Literal["auto"] = parameter(
         AUTO_COUNT,
         """Most conditioning points in a chunk. With exact operators every chunk costs N²m²/2 kernel
         evaluations, whatever its size, and 16·m² bytes for each of its points.""",
     )
-    operators: OperatorKind = parameter(
-        choice(OperatorKind),
+    operators: Literal["features", "exact"] = parameter(
+        choice(),
         """How the return kernel is evaluated. "features" uses ``n_features`` spectral features; "exact" uses
         the kernel itself, with H and G (eq:h_ij, eq:g_ij) at every conditioning point as double sums over the
         transitions, of which there may be a few thousand: :meth:`plan` says what it takes. Features then
         serve the choice of λ_Γ alone.""",
         "--operators",
     )
-    reward_trend: TrendKind = parameter(
-        choice(TrendKind),
+    reward_trend: Literal["none", "linear", "auto"] = parameter(
+        choice(),
         """Trend of the reward that is removed before the regression. "linear" subtracts a least-squares trend
         in x and regresses the residual with a ridge of its own, for rewards that are linear but for noise; it
         is consistent for others too, but may raise their error. "auto" does so where that predicts the law of
