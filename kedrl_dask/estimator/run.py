@@ -178,7 +178,7 @@ class Run:
             with suppress(OSError):  # a full disk has no room for this line either; the error is raised below
                 self.note("stopped", error=type(error).__name__, message=str(error))
             if isinstance(error, OSError) and error.errno in FULL:
-                raise Stopped(f"the disk is full ({error}); make room. {_capital(remedy)}") from error
+                raise Stopped(f"the disk is full ({error}); make room; {remedy}") from error
             if isinstance(error, Stopped):
                 raise type(error)(f"{error}; {remedy}") from error
             raise
@@ -345,7 +345,3 @@ def check_input(store: TransitionStore, executor: Executor, advance: Advance, fi
 
 def _damage(chunks: tuple[int, int], path: Path) -> list[str]:
     return list(TransitionStore.open(path).damage(*chunks))
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -23,15 +23,15 @@ from kedrl_dask.utils.checks import as_numbers, shown
 
 __all__ = ["Settings", "exact_rows"]
 
-#: Conditioning points when their number is not given and there are more transitions.
+#: Most conditioning points if their number is not given.
 DEFAULT_CONDITIONING = 20_000
-#: Most conditioning points of a chunk, and what the number of chunks is a multiple of: the usual numbers of
-#: workers then have equal shares.
+#: Most conditioning points of a chunk, and a divisor of the number of chunks, so that the usual numbers of
+#: workers have equal shares.
 CHUNK_POINTS, CHUNK_MULTIPLE = 4_096, 8
-#: Fewest points of a chunk with exact operators, where every chunk evaluates the kernel between all shifted
-#: rewards anew, and the most bytes of its H and G.
+#: Fewest points of a chunk with exact operators, as each chunk evaluates the kernel between all shifted
+#: rewards, and the most bytes of its H and G.
 EXACT_POINTS, EXACT_BYTES = 512, 2**27
-#: Transitions that k-means divides: five for each conditioning point, but between these.
+#: Bounds on the number of transitions that k-means divides, which is five for each conditioning point.
 FEWEST_CLUSTERED, MOST_CLUSTERED = 20_000, 100_000
 #: Largest return: products of returns stay in the range of floats.
 LARGEST_RETURN = 1e100
@@ -91,9 +91,9 @@ class Settings(Parameters):
             self._check_bounds(reward_dim)
 
     def in_own_units(self, encoding: Encoding | None) -> Settings:
-        """The same with lengths of given kernels in the units of the stored columns.
+        """Convert the length scales of given kernels to the units of the stored columns.
 
-        This is all that becomes of standardisation: see :mod:`kedrl_dask.engine.data.encoding`.
+        Standardisation has no other effect: see :mod:`kedrl_dask.engine.data.encoding`.
         """
         if encoding is None or not encoding.scales:
             return self
@@ -140,7 +140,7 @@ class Settings(Parameters):
             if 2 * n_points > n_clustered:
                 raise ValueError(
                     f"KEDRL: conditioning='kmeans' cannot divide {n_clustered:,} transitions into "
-                    f"{n_points:,} clusters worth the name; give n_conditioning at most "
+                    f"{n_points:,} clusters of at least two; give n_conditioning at most "
                     f"{n_clustered // 2:,}, or use conditioning='random'"
                 )
 
@@ -155,7 +155,7 @@ class Settings(Parameters):
             return n_transitions
         if isinstance(n, Integral):
             return min(int(n), n_transitions)
-        return ceil(Fraction(str(n)) * n_transitions)  # of the fraction as written: 0.07 of 100 is 7
+        return ceil(Fraction(str(n)) * n_transitions)  # exactly, as written: 0.07 of 100 is 7
 
     def n_clustered(self, n_transitions: int) -> int:
         """Number of transitions that k-means divides among the conditioning points."""
@@ -163,7 +163,7 @@ class Settings(Parameters):
         return min(wanted, MOST_CLUSTERED, n_transitions)
 
     def ranges(self, n_transitions: int) -> list[tuple[int, int]]:
-        """Chunks of conditioning points; of nothing but sizes of the fit, so that results are too."""
+        """Chunks of conditioning points, which depend on the sizes of the fit alone, as results must."""
         n_points = self.n_points(n_transitions)
         if not isinstance(self.chunk_points, str):
             return even_ranges(n_points, self.chunk_points)
@@ -175,12 +175,12 @@ class Settings(Parameters):
 
     @property
     def n_folds(self) -> int:
-        """Folds by which sums are kept in memory: those of the cross-validation, if λ_Γ is chosen by one."""
+        """Number of folds of the sums in memory: that of the cross-validation, or one if λ_Γ is given."""
         return N_FOLDS if isinstance(self.ridge_gamma, str) else 1
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """What a plan may choose from."""
+        """The forms of the problem among which the plan may choose."""
         if self.construction == "separated":
             return ("separated",)
         return ("contracted", "matrix-free") if self.paired_form == "auto" else (self.paired_form,)
@@ -197,7 +197,7 @@ class Settings(Parameters):
 
     @property
     def automatic_sizes(self) -> list[Size]:
-        """Those that the design chooses."""
+        """The sizes that the design chooses."""
         names: list[Size] = [name for name in MOST if isinstance(getattr(self, name), str)]
         return [name for name in names if name != "n_atoms" or self.grid is None]
 
@@ -205,9 +205,9 @@ class Settings(Parameters):
     def dtype(self) -> np.dtype[Any]:
         """Precision of the products; sums are always in double precision.
 
-        With exact operators all is in double precision. The criterion is convex because [[K_Z, −H], [−Hᵀ, G]]
-        is positive semidefinite, whose smallest eigenvalues are zero but for rounding: H and G rounded to
-        single precision would make some of them negative. Features cannot: there the criterion is a square.
+        Exact operators need double precision: the criterion is convex because [[K_Z, −H], [−Hᵀ, G]] is
+        positive semidefinite, and rounding H and G to single precision would make some of its smallest
+        eigenvalues negative. With features the criterion is a square and stays convex.
         """
         is_single = self.precision == "mixed" and self.operators == "features"
         return np.dtype(np.float32 if is_single else np.float64)
@@ -249,7 +249,7 @@ def _as_weights(given: npt.ArrayLike, n_points: int) -> Weights:
     if bad.size:
         raise ValueError(
             f"KEDRL: conditioning weight {bad[0]} is {weights[bad[0]]}, expected a positive number; "
-            "leave out points that are not to count"
+            "leave out points that should not count"
         )
     weights = weights / weights.max()  # the sum of large ones may overflow
     return weights / weights.sum()
