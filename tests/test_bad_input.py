@@ -724,7 +724,7 @@ STORES = {
     ),
     "an array short": (lose("store", "action"), "array action is missing"),
     "nan in a chunk": (nan_in_store, "array reward, row 20 is .*nan.*restore the store"),
-    "model not complete": (model(put(complete="yes")), "not written to its end; save it again"),
+    "model not complete": (model(put(complete="yes")), "the model is incomplete.*save it again"),
     "model of a newer version": (model(put(format_version=99)), "install a newer kedrl-dask"),
     "model without an array": (lose("model", "whitening"), "array whitening is missing"),
     "model with nan": (

@@ -363,7 +363,7 @@ def test_directory_of_something_else__refused(store, policy, tmp_path):
     with pytest.raises(ValueError, match="is not empty and holds no run"):
         fit(store, policy, tmp_path / "full")
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
-    with pytest.raises(ValueError, match=r"run.json describes no run, or is damaged"):
+    with pytest.raises(ValueError, match=r"run.json does not describe a run, or is damaged"):
         KEDRL.resume(tmp_path / "full")
 
 
