@@ -388,7 +388,7 @@ def test_second_driver__refused_while_the_first_is_at_work(store, policy, tmp_pa
         fcntl.flock(lock, fcntl.LOCK_EX)
         json.dump({"host": "elsewhere", "pid": 7, "since": "noon"}, lock)
         lock.flush()
-        with pytest.raises(ValueError, match="worked on by process 7 on elsewhere since noon"):
+        with pytest.raises(ValueError, match="in use by process 7 on elsewhere since noon"):
             fit(store, policy, run)
     fit(store, policy, run)  # the first has ended: nothing is left of its lock
 

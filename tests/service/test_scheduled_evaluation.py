@@ -208,7 +208,7 @@ def test_evaluate__one_at_a_time(config, capsys):
     with (output / "lock").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["evaluate", str(config)]) == 7
-    assert "is being worked on" in capsys.readouterr().err
+    assert "is in use by" in capsys.readouterr().err
     assert not (output / "results").exists()
 
 

@@ -23,53 +23,54 @@ from kedrl_dask.engine.storage.atomic import PathLike, check_vacant
 from kedrl_dask.engine.storage.directories import DamageError, PlainFiles, StoreError, part_name
 from kedrl_dask.engine.storage.schema import ArraySpec
 from kedrl_dask.engine.storage.untrusted import checked_path, reason, what_is_foreign
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import shown
 
 __all__ = ["FORMAT_VERSION", "ArrayStore"]
 
+ZarrArray = zarr.Array[Any]  # of either version of the format, known only at run time
+
 FORMAT_VERSION = 2
-#: From this version on every chunk ends in its checksum, and none is left out because it is all zeros.
+#: From this version on every chunk ends in its checksum, and chunks of zeros are stored like any other.
 CHECKED_FROM = 2
 
-#: Reads below this are not held against the memory that is free.
+#: Smaller reads are not compared with the free memory.
 SMALL_BYTES = 2**28
-#: How many times smaller than its numbers a fitted model may be on disk.
+#: Largest plausible compression ratio of a fitted model.
 MOST_PACKED = 100
 
-# Chunks in flight per read or write. Many worker threads read at once, so parallelism comes from them;
-# zarr's own default would multiply with it. A chunk of zeros is stored like any other: one that is gone is
-# not taken for it.
+# Few chunks at a time per read or write, because many worker threads read in parallel, and zarr's own default
+# would multiply with their number. Chunks of zeros are stored, so that a missing chunk is not taken for one.
 zarr.config.set({"async.concurrency": 4, "array.write_empty_chunks": True})
 
 
-def _codecs(compressed: bool) -> tuple[Any, ...]:
-    """What becomes of a chunk's bytes; their checksum comes last, so that it is of what is on the disk."""
+def _codecs(compressed: bool) -> tuple[ZstdCodec | Crc32cCodec, ...]:
+    """Return the codecs of a chunk; the checksum comes last, so that it covers the bytes on disk."""
     return (ZstdCodec(), Crc32cCodec()) if compressed else (Crc32cCodec(),)
 
 
-def _dims(array: zarr.Array[Any]) -> tuple[str | None, ...]:
-    """Names of an array's dimensions; none at all if another program left them out."""
+def _dims(array: ZarrArray) -> tuple[str | None, ...]:
+    """Return the names of an array's dimensions; empty if another program left them out."""
     return tuple(getattr(array.metadata, "dimension_names", None) or ())
 
 
-def _codec_names(array: zarr.Array[Any]) -> list[str]:
-    """Classes of an array's codecs; none at all in another version of Zarr's format."""
+def _codec_names(array: ZarrArray) -> list[str]:
+    """Return the class names of an array's codecs; empty in other versions of Zarr's format."""
     return [type(codec).__name__ for codec in getattr(array.metadata, "codecs", ())]
 
 
 class ArrayStore:
-    """A Zarr group on a local path whose arrays were declared in :mod:`kedrl_dask.engine.storage.schema`.
+    """A Zarr group on a local path whose arrays are declared in :mod:`kedrl_dask.engine.storage.schema`.
 
-    Made by :meth:`create` or :meth:`open`. Writers own whole chunks, so several processes may write
-    different chunks of one array at once.
+    Obtained from :meth:`create` or :meth:`open`. Writers own whole chunks, so that several processes may
+    write different chunks of one array at the same time.
     """
 
     def __init__(self, path: Path, group: zarr.Group) -> None:
         """Wrap an open group."""
         self._path = path
         self._group = group
-        self._arrays: dict[str, zarr.Array[Any]] = {}
+        self._arrays: dict[str, ZarrArray] = {}
         self._names: tuple[str, ...] = ()
 
     @classmethod
@@ -80,27 +81,27 @@ class ArrayStore:
         specs: Iterable[ArraySpec],
         sizes: Mapping[str, int],
         chunks: Mapping[str, int],
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, object] | None = None,
         compressed: bool = True,
     ) -> ArrayStore:
-        """Create the group and its arrays, with nothing in them.
+        """Create the group and its arrays, which are empty.
 
         Parameters
         ----------
         path : path-like
             Directory of the store: new, or empty.
         kind : str
-            What the store holds; :meth:`open` asks for it again.
+            Kind of content, which :meth:`open` checks.
         specs : iterable of ArraySpec
             The arrays.
         sizes : mapping
             Size of each dimension by its name.
         chunks : mapping
-            Chunk length by dimension name. Dimensions not named are one chunk.
+            Chunk length by dimension name; other dimensions have one chunk.
         attributes : mapping, optional
-            Further attributes of the group, JSON values.
+            Further attributes of the group, as JSON values.
         compressed : bool
-            Whether chunks are compressed; it takes time, and results of computations hardly shrink.
+            Whether chunks are compressed, which takes time and hardly shrinks computed results.
         """
         path = check_vacant(path)
         specs = tuple(specs)
@@ -126,7 +127,7 @@ class ArrayStore:
     def open(
         cls, path: PathLike, kind: str, writable: bool = False, specs: Iterable[ArraySpec] = ()
     ) -> ArrayStore:
-        """Open an existing store of this kind; one small file is read when it was finished.
+        """Open an existing store of this kind; if it was finished, one small file is read.
 
         Raises
         ------
@@ -139,12 +140,12 @@ class ArrayStore:
             raise StoreError(f"{path}: no such store; check the path, or create the store first")
         if not path.is_dir():
             raise StoreError(
-                f"{path}: not a Zarr v3 group (a file); give the directory of a store, unpacked if it is an "
-                "archive"
+                f"{path}: not a Zarr v3 group (a file); give the directory of a store, and unpack an archive "
+                "first"
             )
         try:
-            # A writer must see the arrays' own metadata: the consolidated copy is that of the last
-            # finish(), and lags behind while sizes change.
+            # A writer must see the arrays' own metadata: the consolidated copy is that of the last finish(),
+            # and is outdated while sizes change.
             group = zarr.open_group(
                 PlainFiles(path),
                 mode="r+" if writable else "r",
@@ -153,7 +154,7 @@ class ArrayStore:
             )
         except PermissionError:
             raise
-        except Exception as error:  # whatever a parser makes of a file that anybody may have written
+        except Exception as error:  # any error of a parser, since the file is untrusted
             raise StoreError(
                 f"{path}: not a Zarr v3 group ({reason(error)}); give the directory of a store"
             ) from error
@@ -162,7 +163,7 @@ class ArrayStore:
         return store
 
     def _check(self, kind: str, specs: Iterable[ArraySpec]) -> None:
-        """Compare kind, version and arrays with what was asked for."""
+        """Compare kind, version and arrays with those expected."""
         found, version = self._group.attrs.get("kind"), self._group.attrs.get("format_version")
         if found != kind or not isinstance(version, int):
             raise StoreError(
@@ -170,7 +171,7 @@ class ArrayStore:
             )
         if version > FORMAT_VERSION:
             raise StoreError(
-                f"{self._path}: format version {version}, this package reads up to {FORMAT_VERSION}; "
+                f"{self._path}: format version {version}, but this package reads up to {FORMAT_VERSION}; "
                 "install a newer kedrl-dask"
             )
         self.require(specs)
@@ -190,8 +191,8 @@ class ArrayStore:
                     f"expected {spec.dtype}; write the store again"
                 )
 
-    def _array(self, name: str) -> zarr.Array[Any]:
-        """Return the named array; its metadata is read once per store object."""
+    def _array(self, name: str) -> ZarrArray:
+        """Return the named array, whose metadata is read once per store object."""
         if name not in self._arrays:
             remedy = "write the store again, or restore it from a copy"
             try:
@@ -221,7 +222,7 @@ class ArrayStore:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arrays, sorted."""
-        if not self._names:  # listing a directory takes milliseconds, and arrays are never added
+        if not self._names:  # kept, as listing a directory takes milliseconds and arrays are never added
             try:
                 self._names = tuple(sorted(self._group.array_keys()))
             except Exception as error:  # as in open
@@ -231,16 +232,16 @@ class ArrayStore:
         return self._names
 
     @property
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> Record:
         """A copy of the group's attributes."""
         return deepcopy(dict(self._group.attrs))
 
-    def update_attributes(self, **attributes: Any) -> None:
-        """Set attributes of the group, all in one replacement of its metadata file."""
+    def update_attributes(self, **attributes: object) -> None:
+        """Set attributes of the group by one atomic replacement of its metadata file."""
         self._group.update_attributes(attributes)
 
-    def _find(self, dim: str) -> tuple[zarr.Array[Any], int]:
-        """Return an array with this dimension, and the axis that it is."""
+    def _find(self, dim: str) -> tuple[ZarrArray, int]:
+        """Return an array with this dimension, and its axis."""
         for name in self.names:
             dims = _dims(self._array(name))
             if dim in dims:
@@ -248,21 +249,21 @@ class ArrayStore:
         raise StoreError(f"{self._path}: no array has the dimension {dim}")
 
     def size(self, dim: str) -> int:
-        """Size of a dimension."""
+        """Return the size of a dimension."""
         array, axis = self._find(dim)
         return int(array.shape[axis])
 
     def chunk(self, dim: str) -> int:
-        """Chunk length along a dimension."""
+        """Return the chunk length along a dimension."""
         array, axis = self._find(dim)
         return int(array.chunks[axis])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of an array."""
+        """Return the shape of an array."""
         return tuple(self._array(name).shape)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """Rows ``start`` to ``stop`` (excluded) of an array, along its leading dimension."""
+        """Return rows ``start`` to ``stop`` (excluded) of an array, along its leading dimension."""
         array = self._array(name)
         stop = array.shape[0] if stop is None else stop
         if not 0 <= start <= stop <= array.shape[0]:
@@ -272,14 +273,14 @@ class ArrayStore:
         n_bytes = (stop - start) * prod(array.shape[1:]) * array.dtype.itemsize
         if n_bytes > SMALL_BYTES and n_bytes > (free := psutil.virtual_memory().available):
             raise StoreError(
-                f"{self._path}: array {name}, rows {start}:{stop} take {n_bytes / 2**30:,.1f} GiB, of which "
+                f"{self._path}: array {name}, rows {start}:{stop} need {n_bytes / 2**30:,.1f} GiB, but "
                 f"{free / 2**30:,.1f} are free; read fewer rows, or restore the store if it is not so large"
             )
         try:
             if self._is_checked:
                 self._check_present(name, start, stop)
             return np.asarray(array[start:stop])
-        except Exception as error:  # of a codec, or of a file that cannot be read
+        except Exception as error:  # of a codec or the file system
             raise DamageError(
                 f"{self._path}: array {name}, rows {start}:{stop} cannot be read ({reason(error)}); the file "
                 f"{self._damaged_file(name, start, stop)} is damaged: restore it from a copy, "
@@ -292,7 +293,7 @@ class ArrayStore:
         return bool(self._group.attrs["format_version"] >= CHECKED_FROM)  # type: ignore[operator]
 
     def _chunks(self, name: str, start: int, stop: int) -> Iterator[tuple[int, ...]]:
-        """Places in the grid of chunks that hold some rows of an array."""
+        """Yield the indices of the chunks that hold some rows of an array."""
         array = self._array(name)
         stop = min(stop, array.shape[0])
         if array.size and start < stop:
@@ -301,21 +302,21 @@ class ArrayStore:
             yield from itertools.product(rows, *rest)
 
     def file(self, name: str, row: int) -> Path:
-        """File that holds a row of an array, if its other dimensions are one chunk."""
+        """Return the file that holds a row of an array whose other dimensions have one chunk."""
         return self._file(name, next(self._chunks(name, row, row + 1)))
 
     def _file(self, name: str, place: tuple[int, ...]) -> Path:
-        """File of a chunk."""
+        """Return the file of a chunk."""
         return self._path / name / self._array(name).metadata.encode_chunk_key(place)
 
     def _check_present(self, name: str, start: int, stop: int) -> None:
-        """Refuse a chunk that is gone: Zarr would take it for zeros."""
+        """Refuse a missing chunk, which Zarr would read as zeros."""
         for place in self._chunks(name, start, stop):
             if not self._file(name, place).exists():
                 raise FileNotFoundError("no such file")
 
     def _damaged_file(self, name: str, start: int, stop: int) -> Path:
-        """The first file among some rows of an array that cannot be read."""
+        """Return the first unreadable file among those of some rows of an array."""
         array = self._array(name)
         for place in self._chunks(name, start, stop):
             where = tuple(slice(i * n, (i + 1) * n) for i, n in zip(place, array.chunks, strict=True))
@@ -328,27 +329,27 @@ class ArrayStore:
                 return file
         return self._path / name
 
-    def commit(self, block: int, name: str | None = None, **facts: Any) -> None:
-        """Say in the manifest beside the store that chunk ``block`` of every array, or of one, is written."""
+    def commit(self, block: int, name: str | None = None, **facts: object) -> None:
+        """Record in the manifest that chunk ``block`` of all arrays, or of one, is written."""
         written = []
-        # The directories of a group are its arrays; to ask Zarr for them would take longer than all the rest.
+        # The directories of a group are its arrays; asking Zarr for them would take longer than all the rest.
         names = [entry.name for entry in os.scandir(self._path) if entry.is_dir()]
         for array in sorted(names) if name is None else (name,):
             length = self._array(array).chunks[0]
             places = self._chunks(array, block * length, (block + 1) * length)
             written += [self._file(array, place) for place in places]
-        manifest.commit(self._path, part_name(block, name), written, **facts)
+        manifest.commit(self._path, part_name(block, name), written, durable=False, **facts)
 
-    def entry(self, block: int, name: str | None = None) -> dict[str, Any]:
-        """What the manifest says of them; empty if nothing."""
+    def entry(self, block: int, name: str | None = None) -> Record:
+        """Return the manifest's entry of such a chunk; empty if there is none."""
         return manifest.read_entry(self._path, part_name(block, name))
 
     def revoke(self, block: int, name: str | None = None) -> None:
-        """Take them out of the manifest, before they are written anew."""
+        """Remove such a chunk from the manifest, before it is rewritten."""
         manifest.revoke(self._path, part_name(block, name))
 
     def take(self, name: str, rows: npt.ArrayLike) -> Array:
-        """Rows of an array in the given order; each chunk touched is read once, one at a time."""
+        """Return rows of an array in the given order, reading each chunk needed once, one at a time."""
         array = self._array(name)
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and not (rows.min() >= 0 and rows.max() < array.shape[0]):
@@ -365,9 +366,9 @@ class ArrayStore:
         return taken
 
     def write(self, name: str, start: int, values: npt.ArrayLike) -> None:
-        """Write rows from ``start`` on; they must be whole chunks, or end at the end of the array.
+        """Write rows from ``start`` on, which must be whole chunks or end at the end of the array.
 
-        Two writers that share no chunk cannot overwrite each other's rows; half a chunk would be read,
+        Writers that share no chunk cannot overwrite each other's rows, whereas part of a chunk would be read,
         changed and written back.
         """
         array = self._array(name)
@@ -385,9 +386,9 @@ class ArrayStore:
         array[start:stop] = values.astype(array.dtype, casting="same_kind", copy=False)
 
     def require_substance(self) -> None:
-        """Refuse arrays that claim far more than there is on disk: chunks that are absent count as zeros.
+        """Refuse arrays that claim far more than is on disk, since missing chunks would be read as zeros.
 
-        For stores of numbers that do not compress, read as a whole.
+        For stores of incompressible numbers that are read as a whole.
         """
         claimed = sum(prod(self.shape(name)) * self._array(name).dtype.itemsize for name in self.names)
         if claimed <= SMALL_BYTES:
@@ -395,27 +396,27 @@ class ArrayStore:
         on_disk = sum(file.stat().st_size for file in self._path.rglob("*") if file.is_file())
         if claimed > MOST_PACKED * on_disk:
             raise StoreError(
-                f"{self._path}: claims {claimed:,} bytes in {on_disk:,} on disk; chunks are missing: "
+                f"{self._path}: claims {claimed:,} bytes but has {on_disk:,} on disk; chunks are missing: "
                 "restore it from a copy"
             )
 
     def resize(self, dim: str, size: int) -> None:
-        """Lengthen or cut all arrays that have this leading dimension; new rows are zero."""
+        """Extend or truncate all arrays with this leading dimension; new rows are zero."""
         for name in self.names:
             array = self._array(name)
             if _dims(array)[:1] == (dim,) and array.shape[0] != size:
                 array.resize((size, *array.shape[1:]))
 
     def finish(self) -> None:
-        """Gather the metadata of all arrays in the group's own file; call once, after everything else.
+        """Consolidate the metadata of all arrays in the group's own file; call once, at the end.
 
-        From then on a store opens with one read. A later :meth:`update_attributes` undoes it.
+        Afterwards a store opens with one read. A later :meth:`update_attributes` undoes it.
         """
         with warnings.catch_warnings():
-            # Readers that do not know this extension of Zarr v3 ignore it and read the arrays' own files.
+            # Readers without this extension of Zarr v3 ignore it and read the arrays' own files.
             warnings.filterwarnings("ignore", message="Consolidated metadata", category=UserWarning)
             zarr.consolidate_metadata(self._group.store)
 
     def __repr__(self) -> str:
-        """Path, kind and arrays."""
+        """Return path, kind and arrays."""
         return f"ArrayStore({str(self._path)!r}, kind={self._group.attrs['kind']!r}, arrays={self.names})"

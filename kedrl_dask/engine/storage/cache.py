@@ -1,4 +1,4 @@
-"""Results filed under a fingerprint of everything that they depend on, and checked when they are found."""
+"""A cache of results under fingerprints of all their dependencies; they are checked before use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -24,39 +23,38 @@ __all__ = ["Cache", "Facts", "fingerprint"]
 
 logger = logging.getLogger("kedrl_dask")
 
-#: What a result depends on, by name: numbers, strings, arrays, and nestings of them.
-Facts = Mapping[str, Any]
-#: Told of what happens: the name of the event, and facts about it.
+#: Dependencies of a result by name: numbers, strings, arrays, and nestings of them.
+Facts = Mapping[str, object]
+#: Called with the name of an event, and facts about it.
 Note = Callable[..., None]
 
-#: The directory of a result inside its entry, beside the manifest; and the part of the manifest that is
-#: there from the beginning.
+#: The directory of a result inside its entry, beside the manifest; and the part of the manifest that every
+#: entry has from the beginning.
 RESULT, WHOLE = "result", "whole"
-#: Files that are compared with the manifest at once.
+#: Number of files that are compared with the manifest at the same time.
 READERS = 8
 
 
-def _unnoted(event: str, **facts: Any) -> None:
-    """Nobody listens."""
+def _unnoted(event: str, **facts: object) -> None:
+    """Ignore an event."""
 
 
 class Cache:
     """A directory of results, each in an entry of its own with a manifest of its files.
 
-    A result is made as a whole, and appears when it is complete; or block by block, and then those blocks
-    count that the manifest has. What is found is compared with the manifest's checksums once, before it is
-    used; what is missing or damaged is made again. Several processes may share the directory: whoever
-    finishes first is kept, and the results are the same.
+    A result is computed as a whole, and appears atomically; or block by block, and then the blocks in the
+    manifest count. Existing files are compared with the manifest's checksums once, before they are used;
+    whatever is missing or damaged is computed again. Several processes may share the directory: the first
+    to finish is kept, and the results are the same.
 
     Parameters
     ----------
     path : Path
-        The directory; workers must reach it.
+        The directory, which workers must be able to reach.
     note : callable, optional
-        Called as ``note(event, **facts)`` with what was found, and what was damaged.
+        Called as ``note(event, **facts)`` for results found, and files found damaged.
     code : str, optional
-        What stands for a policy that is code, under which its results are found again. Without, they never
-        are.
+        Identifies a policy that is code, so that its results are found again; by default they never are.
     """
 
     def __init__(self, path: Path, note: Note = _unnoted, code: str | None = None) -> None:
@@ -64,7 +62,7 @@ class Cache:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise NotADirectoryError(
-                f"{path}: not a directory, expected one for the cache; choose another path"
+                f"{path}: not a directory, so it cannot be the cache; choose another path"
             ) from error
         self._path = path.resolve()
         self._note, self._code = note, code
@@ -77,24 +75,24 @@ class Cache:
 
     @property
     def code(self) -> str:
-        """What stands for a policy that is code."""
+        """Identifier of a policy that is code."""
         return self._code or uuid4().hex
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(file.stat().st_size for file in self._path.rglob("*") if file.is_file())
 
     def path(self, kind: str, facts: Facts) -> Path:
-        """Where the result is or will be."""
+        """Return where the result is or will be."""
         return self._path / f"{kind}-{fingerprint(facts)}" / RESULT
 
     def get(self, kind: str, facts: Facts, make: Callable[[Path], None]) -> Path:
-        """Path of a result; ``make`` is called with a path to fill if there is none yet, or a damaged one."""
+        """Return the path of a result; if it is missing or damaged, ``make`` is called to create it."""
         return self._get(kind, facts, make, "*")
 
     def open(self, kind: str, facts: Facts, create: Callable[[Path], None]) -> Path:
-        """Path of a result that is made block by block; ``create`` makes the empty stores if need be."""
+        """Return the path of a result computed block by block; ``create`` makes the empty stores."""
         return self._get(kind, facts, create, "zarr.json")
 
     def complete(
@@ -104,18 +102,18 @@ class Cache:
         create: Callable[[str, Path], None],
         compute: Callable[[dict[str, Path], list[int]], None],
     ) -> dict[str, Path]:
-        """Paths of several results that are made block by block.
+        """Return the paths of several results after computing their missing blocks.
 
         Parameters
         ----------
         facts : mapping
-            What each depends on, by its kind.
+            Dependencies of each result, by its kind.
         n_blocks : int
-            Number of blocks, the same for all.
+            Number of blocks, the same for all results.
         create : callable
-            ``create(kind, path)`` makes an empty store.
+            ``create(kind, path)`` creates an empty store.
         compute : callable
-            ``compute(paths, blocks)`` makes some blocks of the results that lack them, and commits each.
+            ``compute(paths, blocks)`` computes blocks of the results that lack them, and commits each.
         """
         paths = {kind: self.open(kind, own, partial(create, kind)) for kind, own in facts.items()}
         parts = [str(block) for block in range(n_blocks)]
@@ -131,7 +129,7 @@ class Cache:
         return paths
 
     def lacking(self, path: Path, parts: Sequence[str]) -> list[str]:
-        """The parts of a result that its manifest has not, or whose files are not as it says."""
+        """Return the parts of a result that its manifest lacks, or whose files are damaged."""
         known = set(committed(path))
         there = [part for part in parts if part in known]
         unchecked = [part for part in there if (path, part) not in self._checked]
@@ -148,34 +146,34 @@ class Cache:
         return [part for part in parts if part not in sound]
 
     def check(self) -> None:
-        """Compare all results with their manifests, so that what is damaged is known before anything else."""
+        """Compare all results with their manifests, so that damage is known before anything is computed."""
         for path in sorted(self._path.glob(f"*/{RESULT}")):
             if self._is_there(path):
                 self.lacking(path, committed(path))
 
     def prune(self, since: Path) -> int:
-        """Remove what nothing has asked for since a file was written; returns the number of results.
+        """Remove results not used since a file was written, and return their number.
 
         No other process may be using the directory.
         """
         before = since.stat().st_mtime_ns
         stale = [entry for entry in self._path.iterdir() if entry.stat().st_mtime_ns < before]
         for entry in stale:
-            remove(entry) if entry.is_dir() else entry.unlink()
+            remove(entry)
         return len(stale)
 
     def recheck(self) -> None:
-        """Forget what was found sound: something was not."""
+        """Check everything again, because something turned out to be damaged."""
         self._checked.clear()
         self.check()
 
     def _report(self, files: list[Path]) -> None:
         for file in files:
-            logger.warning("%s is damaged; what it held is made again", file)
+            logger.warning("%s is damaged; its content is computed again", file)
             self._note("damaged", file=str(file))
 
     def _is_there(self, path: Path) -> bool:
-        """Whether there is such an entry; one that did not begin as its manifest says is removed."""
+        """Return whether there is such an entry; one whose first files are damaged is removed."""
         if path.parent.exists() and self.lacking(path, [WHOLE]):
             if WHOLE not in committed(path):
                 self._report([path.parent / MANIFEST])
@@ -183,7 +181,7 @@ class Cache:
         return path.parent.exists()
 
     def _get(self, kind: str, facts: Facts, make: Callable[[Path], None], pattern: str) -> Path:
-        """Make an entry unless there is one; its manifest begins with the files of that pattern."""
+        """Make an entry unless there is one; its manifest begins with the files that match the pattern."""
         path = self.path(kind, facts)
         if self._is_there(path):
             os.utime(path.parent)  # for prune
@@ -196,20 +194,20 @@ class Cache:
                 files = (file for file in sorted((partial / RESULT).rglob(pattern)) if file.is_file())
                 commit(partial / RESULT, WHOLE, files)
         except OSError:
-            if not entry.exists():  # or else another process was faster
+            if not entry.exists():  # otherwise another process was faster
                 raise
         self._checked.add((path, WHOLE))
         return path
 
 
 def fingerprint(facts: Facts) -> str:
-    """Name of a result by everything that it depends on."""
+    """Return the name of a result, from everything that it depends on."""
     text = json.dumps({"format": FORMAT_VERSION, **facts}, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _plain(value: Any) -> Any:
-    """What JSON does not know: arrays by their digest, other objects by their fields."""
+def _plain(value: object) -> object:
+    """Convert what JSON cannot represent: arrays to their digests, other objects to their fields."""
     if isinstance(value, np.generic):
         return value.item()
     if hasattr(value, "__array__"):

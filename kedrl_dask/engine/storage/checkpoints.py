@@ -1,4 +1,4 @@
-"""Checkpoints of a solver: its whole state in one file of arrays, nothing pickled."""
+"""Checkpoints of a solver: its whole state in one file of arrays, with nothing pickled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 
@@ -25,11 +25,11 @@ __all__ = ["Checkpoints"]
 logger = logging.getLogger("kedrl_dask")
 
 
-#: How many are kept: the last may be damaged.
+#: How many are kept, since the last may be damaged.
 KEPT = 2
-#: A checkpoint is due only after this many times what the last one took to write.
+#: The next checkpoint is due after at least this multiple of the time that the last one took to write.
 LEAST_SHARE = 50
-#: Names of what is kept beside the state; its fields have this prefix.
+#: Names of the arrays beside the state, and the prefix of the fields of the state.
 COORDINATES, COEFFICIENTS, HISTORY, METHOD = "coordinates", "coefficients", "history", "method"
 FIELD = "state."
 
@@ -37,17 +37,16 @@ FIELD = "state."
 class Checkpoints:
     """A directory with the last states of a solver; see :class:`~kedrl_dask.numerics.solvers.base.Keeper`.
 
-    A checkpoint is written beside its name, brought to the disk, given its name, and only then put into
-    the manifest, with its checksum.
+    A checkpoint is written atomically and brought to the disk before it enters the manifest.
 
     Parameters
     ----------
     path : Path
         The directory.
     seconds : float
-        Time between checkpoints. They are further apart where writing one takes more than a fiftieth of it.
+        Time between checkpoints; longer if writing one takes more than a fiftieth of it.
     note : callable
-        Called as ``note(event, **facts)`` when one was written or read, or found damaged.
+        Called as ``note(event, **facts)`` when a checkpoint was written, read, or found damaged.
     """
 
     def __init__(self, path: Path, seconds: float, note: Callable[..., None]) -> None:
@@ -58,14 +57,14 @@ class Checkpoints:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for one."""
+        """Whether it is time for a checkpoint."""
         return time.monotonic() >= self._next
 
     def keep(self, kept: Kept, coordinates: Coordinates) -> None:
-        """Write a checkpoint and forget all but the last two."""
+        """Write a checkpoint and delete all but the last two."""
         start = time.monotonic()
         content = io.BytesIO()
-        # Numbers that look random do not shrink, and packing them takes longer than writing them.
+        # Not compressed: the digits look random, and packing them would take longer than writing them.
         np.savez(content, **_arrays(kept, coordinates))  # type: ignore[arg-type]
         numbers = self._numbers()
         number = max(numbers, default=0) + 1
@@ -73,32 +72,32 @@ class Checkpoints:
         write_atomic(file, content.getbuffer(), durable=True)
         commit(self._path, str(number), [file], durable=True)
         for old in sorted(numbers)[: 1 - KEPT]:
-            self._forget(old)
+            self._delete(old)
         now = time.monotonic()
         self._next = now + max(self._seconds, LEAST_SHARE * (now - start))
         self._note("checkpoint", number=number, iteration=kept.history[-1].iteration, seconds=now - start)
 
     def restore(self, kind: type, coordinates: Coordinates) -> Kept | None:
-        """The last checkpoint that is sound; its state only if it is of this method, in these coordinates."""
-        sound = [number for number in self._numbers() if self._is_sound(number)]
-        if not sound:
+        """Return the last intact checkpoint, with its state if method and coordinates are the same."""
+        intact = [number for number in self._numbers() if self._is_intact(number)]
+        if not intact:
             return None
-        kept = _read(self._file(max(sound)), kind, coordinates)
+        kept = _read(self._file(max(intact)), kind, coordinates)
         iteration, is_whole = kept.history[-1].iteration, kept.state is not None
-        self._note("restored", number=max(sound), iteration=iteration, whole=is_whole)
+        self._note("restored", number=max(intact), iteration=iteration, whole=is_whole)
         return kept
 
-    def _is_sound(self, number: int) -> bool:
-        """Whether a checkpoint is as it was written; if not, it is forgotten."""
+    def _is_intact(self, number: int) -> bool:
+        """Return whether a checkpoint is undamaged; a damaged one is deleted."""
         files = damaged(self._path, str(number))
         for file in files:
-            logger.warning("%s is damaged; another checkpoint is used, if there is one", file)
+            logger.warning("%s is damaged; an earlier checkpoint is used, if there is one", file)
             self._note("damaged", file=str(file))
         if files:
-            self._forget(number)
+            self._delete(number)
         return not files
 
-    def _forget(self, number: int) -> None:
+    def _delete(self, number: int) -> None:
         revoke(self._path, str(number))
         self._file(number).unlink(missing_ok=True)
 
@@ -110,7 +109,7 @@ class Checkpoints:
 
 
 def _arrays(kept: Kept, coordinates: Coordinates) -> dict[str, Array]:
-    """Everything by name."""
+    """Return all arrays of a checkpoint by name."""
     state = kept.state
     arrays = {FIELD + field.name: _to_array(getattr(state, field.name)) for field in fields(state)}
     arrays[METHOD], arrays[COORDINATES] = np.array(_method(type(state))), _identity(coordinates)
@@ -118,7 +117,7 @@ def _arrays(kept: Kept, coordinates: Coordinates) -> dict[str, Array]:
     return arrays
 
 
-def _to_array(value: Any) -> Array:
+def _to_array(value: object) -> Array:
     if isinstance(value, np.random.Generator):
         return np.array(json.dumps(value.bit_generator.state))
     return np.array(value, dtype=np.float64 if isinstance(value, Record) else None)
@@ -137,14 +136,14 @@ def _read(file: Path, kind: type, coordinates: Coordinates) -> Kept:
             field.name: _FROM_ARRAY.get(hints[field.name], np.asarray)(arrays[FIELD + field.name])
             for field in fields(kind)
         }
-        # The loop tells a new record from the last by its identity.
+        # The solver's loop tells a new record from the last by identity.
         if "record" in read and read["record"] == history[-1]:
             read["record"] = history[-1]
         return Kept(kind(**read), arrays[COEFFICIENTS], history)
 
 
 def _method(kind: type) -> str:
-    """The name of a solver, by which a checkpoint knows its state again."""
+    """Return the name of a solver, which identifies its state in a checkpoint."""
     return kind.__module__.rpartition(".")[2]
 
 
@@ -159,7 +158,7 @@ def _generator(text: Array) -> np.random.Generator:
     return rng
 
 
-_FROM_ARRAY: dict[Any, Callable[[Array], Any]] = {
+_FROM_ARRAY: dict[type, Callable[[Array], object]] = {
     float: float,
     int: int,
     bool: bool,
@@ -169,6 +168,6 @@ _FROM_ARRAY: dict[Any, Callable[[Array], Any]] = {
 
 
 def _identity(coordinates: Coordinates) -> Array:
-    """What tells coordinates apart: eigenvectors are unique but for what another machine's rounding makes."""
+    """Return what distinguishes coordinates; eigenvectors differ only by the rounding of another machine."""
     parts = (coordinates.left, coordinates.right, coordinates.spread)
     return np.array(" ".join(digest(part).hex() for part in parts))

@@ -1,4 +1,4 @@
-"""Directories and files of stores, as far as nothing needs to be known of their arrays."""
+"""Errors of stores, and the parts of stores that do not depend on their arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kedrl_dask.engine.storage.untrusted import (
     check_file,
     unpacked_bytes,
 )
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Record
 
 __all__ = [
     "DamageError",
@@ -36,19 +36,19 @@ class StoreError(ValueError):
 
 
 class DamageError(StoreError):
-    """A file of a store is missing or not as it was written; ``path`` is its directory."""
+    """A file of a store is missing or has changed since it was written; ``path`` is the store's directory."""
 
     def __init__(self, message: str, path: Path) -> None:
         super().__init__(message, path)
         self.path = path
 
     def __str__(self) -> str:
-        """The message alone."""
+        """Return the message alone."""
         return str(self.args[0])
 
 
 def part_name(block: int, name: str | None = None) -> str:
-    """How the manifest calls chunk ``block`` of all arrays, or of one."""
+    """Return the name in the manifest of chunk ``block`` of all arrays, or of one."""
     return str(block) if name is None else f"{block}-{name}"
 
 
@@ -60,8 +60,8 @@ def digest(array: Array) -> bytes:
     return hasher.digest()
 
 
-def attributes_at(path: PathLike) -> dict[str, Any] | None:
-    """Attributes of the Zarr v3 group at a path, whatever it holds; None if there is none."""
+def attributes_at(path: PathLike) -> Record | None:
+    """Return the attributes of any Zarr v3 group at a path; None if there is none."""
     try:
         return dict(zarr.open_group(path, mode="r", zarr_format=3).attrs)
     except (OSError, ValueError, TypeError, KeyError):
@@ -69,15 +69,15 @@ def attributes_at(path: PathLike) -> dict[str, Any] | None:
 
 
 class PlainFiles(LocalStore):
-    """Files below a directory, of which only regular ones of sensible sizes are read."""
+    """Files below a directory, which are read only if they are regular and of a plausible size."""
 
     def __init__(self, root: Path | str, *, read_only: bool = False) -> None:
-        """Take the directory; arrays join ``packed`` when they are known to be compressed."""
+        """Take the directory; ``packed`` collects the names of arrays that are compressed."""
         super().__init__(root, read_only=read_only)
         self.packed: set[str] = set()
 
     async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
-        """The content of a file, or None if there is none."""
+        """Return the content of a file, or None if there is none."""
         is_metadata = key.rsplit("/", 1)[-1] == "zarr.json"
         check_file(self.root / key, MOST_METADATA_BYTES if is_metadata else MOST_FILE_BYTES)
         content = await super().get(key, *arguments, **options)

@@ -1,4 +1,8 @@
-"""One process at a time in a directory."""
+"""Locks that admit one process at a time to a directory.
+
+Written by hand rather than with the package ``filelock``, which truncates the lock file when it tries to
+acquire it, and removes it on release: the error could not name the process that holds the lock.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +25,22 @@ class Busy(ValueError):
 
 @contextmanager
 def locked(folder: Path, name: str = "lock") -> Iterator[None]:
-    """Hold the lock of a directory: the operating system releases it when the process ends, however it ends.
+    """Hold the lock of a directory; the operating system releases it when the process ends, however it ends.
 
-    ``name`` is that of the file, which stays there.
-    On file systems of several machines it holds as far as these know ``flock``: NFS does, others may
-    have to be mounted with it. Where there is none at all, that is an error.
+    ``name`` is that of the lock file, which is kept. On a file system shared by several machines the lock
+    requires ``flock``: NFS supports it, others may need a mount option. A file system without locks is an
+    error.
     """
     path = folder / name
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Busy(
-                f"{folder} is being worked on by {_holder(file)}; wait for it, or end that process"
-            ) from None
+            raise Busy(f"{folder} is in use by {_holder(file)}; wait for it, or end that process") from None
         except OSError as error:
             raise OSError(
-                f"{path}: this file system has no locks ({error}), so that two processes could work on one "
-                "directory; put it on another"
+                f"{path}: this file system does not support locks ({error}), so that two processes could "
+                "write to one directory; use another file system"
             ) from error
         file.truncate(0)
         json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": now()}, file)
@@ -55,5 +57,5 @@ def _holder(file: IO[str]) -> str:
 
 
 def now() -> str:
-    """The time, for records."""
+    """Return the current time in UTC, as records store it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""Paths and files that somebody else may have made: looked at before they are opened."""
+"""Checks of untrusted paths and files before they are opened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any
 
 import numpy as np
 
@@ -29,23 +28,23 @@ __all__ = [
     "what_is_foreign",
 ]
 
-#: The metadata of a store, whose attributes may hold points that a user gave; and a file of one chunk.
+#: Bounds on the metadata of a store, whose attributes may hold a user's points, and on the file of a chunk.
 MOST_METADATA_BYTES, MOST_FILE_BYTES = 2**28, 2**36
-#: What Zstandard unpacks at once, and the largest size of a dimension: beyond it floats skip integers.
+#: Bounds on what Zstandard unpacks at once, and on a dimension: beyond it floats skip integers.
 MOST_UNPACKED_BYTES, MOST_SIZE = 2**31, 2**53
-#: Codecs of the package's own stores, with a checksum that others may have added. None of them runs code.
+#: Codecs of the package's own stores, none of which runs code.
 CODECS = {"BytesCodec", "ZstdCodec", "Crc32cCodec"}
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class UnsafeFile(OSError):
-    """A file is not one to be read: a device, a pipe, or far too large."""
+    """A file that must not be read: a device, a pipe, or far too large."""
 
 
-def checked_path(path: Any, what: str = "path") -> Path:
-    """The path, if it is one, and can be printed as it is.
+def checked_path(path: object, what: str = "path") -> Path:
+    """Return the path, if it is one and is printable.
 
-    Line ends and escapes in a name would forge lines of logs and messages.
+    Line breaks and escape sequences in a name could forge lines of logs and messages.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise ValueError(f"{what} must be a string or a pathlib.Path, got {shown(path)}")
@@ -58,14 +57,14 @@ def checked_path(path: Any, what: str = "path") -> Path:
 
 
 def check_parent(path: Path) -> None:
-    """Refuse a path below something that is no directory."""
+    """Refuse a path below something that is not a directory."""
     nearest = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not nearest.is_dir():
         raise NotADirectoryError(f"{path}: {nearest} is not a directory; choose another path")
 
 
 def check_file(path: Path, most_bytes: int) -> None:
-    """Refuse what would block or fill the memory when it is read; a file that is not there passes."""
+    """Refuse a file that would block or exhaust memory when it is read; a missing file passes."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -75,22 +74,22 @@ def check_file(path: Path, most_bytes: int) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise UnsafeFile(f"{path} is a pipe, socket or device, expected a file; the store was tampered with")
     if found.st_size > most_bytes:
-        raise UnsafeFile(f"{path} has {found.st_size:,} bytes, more than the {most_bytes:,} it can need")
+        raise UnsafeFile(f"{path} has {found.st_size:,} bytes, more than the {most_bytes:,} that it can need")
 
 
 def require_space(path: Path, n_bytes: int) -> None:
-    """Refuse to begin what does not fit on the disk where ``path`` will be."""
+    """Refuse to write more than fits on the disk of ``path``."""
     place = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     free = disk_usage(place).free
     if n_bytes > free:
         raise OSError(
-            f"{path}: takes about {n_bytes / 2**30:,.1f} GiB, of which {free / 2**30:,.1f} are free on the "
-            "disk; ask for less, or choose another path"
+            f"{path}: needs about {n_bytes / 2**30:,.1f} GiB, but {free / 2**30:,.1f} are free on the disk; "
+            "ask for less, or choose another path"
         )
 
 
 def reason(error: Exception) -> str:
-    """Why something cannot be read, in a few words."""
+    """Describe briefly why something cannot be read."""
     text = cut(str(error))
     if isinstance(error, UnsafeFile):
         return text
@@ -98,22 +97,22 @@ def reason(error: Exception) -> str:
 
 
 def what_is_foreign(
-    shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype[Any], codecs: Sequence[str]
+    shape: Sequence[int], chunks: Sequence[int], dtype: np.dtype[np.generic], codecs: Sequence[str]
 ) -> str | None:
-    """What an array's metadata has that the package never writes, in words."""
+    """Describe what an array's metadata has that the package never writes; None if nothing."""
     if not codecs or not set(codecs) <= CODECS:
-        return f"the codecs {', '.join(codecs) or 'of another format'}, which are not the package's"
+        return f"the codecs {', '.join(codecs) or 'of another format'}, which this package does not use"
     if dtype.kind not in "biufc":
         return f"dtype {dtype}, expected numbers"
     if not all(0 <= size <= MOST_SIZE for size in shape) or not all(n >= 1 for n in chunks):
-        return f"shape {shown(shape)} in chunks of {shown(chunks)}, which cannot be"
+        return f"shape {shown(shape)} in chunks of {shown(chunks)}, which is impossible"
     if "ZstdCodec" in codecs and prod(chunks) * dtype.itemsize > MOST_UNPACKED_BYTES:
         return f"chunks of shape {shown(chunks)}, too large to be unpacked"
     return None
 
 
 def unpacked_bytes(packed: bytes) -> int | None:
-    """Bytes that a Zstandard frame says it unpacks to (RFC 8878, 3.1.1.1); None if it does not say."""
+    """Return the unpacked size that a Zstandard frame declares (RFC 8878, 3.1.1.1); None if it does not."""
     if packed[:4] != _ZSTD_MAGIC or len(packed) < 5:
         return None
     descriptor = packed[4]

@@ -529,7 +529,7 @@ def test_appender__one_at_a_time(tmp_path):
     store = TransitionStore.from_arrays(tmp_path / "s", **DATA)
     more = make_data([2], first_episode=6, seed=3)
     with store.appender() as writer:
-        with pytest.raises(Busy, match=rf"{tmp_path / 's'} is being worked on by process {os.getpid()} on"):
+        with pytest.raises(Busy, match=rf"{tmp_path / 's'} is in use by process {os.getpid()} on"):
             store.appender()
         writer.append(**more)
     with pytest.raises(KeyError), store.appender():
