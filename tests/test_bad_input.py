@@ -336,14 +336,14 @@ POLICIES = {
         policy(policies.Gaussian([[0.0], [0.0]], scale_weights=[[1e6], [0.0]])),
         "not finite",
     ),
-    "nan": (function(lambda s, rng: np.full((len(s), 1), np.nan)), "rows that are not finite"),
+    "nan": (function(lambda s, rng: np.full((len(s), 1), np.nan)), "actions that are not finite for 8 of 8"),
     "nan far away": (
         function(nan_far_away),
-        "nan_far_away.* successors of rows 0 to .*1 rows that are not finite",
+        "nan_far_away.* successors of rows 0 to .*not finite for 1 of",
     ),
     "vector": (
         function(lambda s, rng: s[:, 0]),
-        r"returned shape \(8,\), expected \(8, q\).*values\[:, None\]",
+        r"returned actions of shape \(8,\), expected \(8, q\).*values\[:, None\]",
     ),
     "too many columns": (function(lambda s, rng: s), r"actions of shape \(1, 8, 2\)"),
     "too few rows": (function(lambda s, rng: s[:1, :1]), "one row per state"),

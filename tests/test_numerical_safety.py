@@ -14,7 +14,7 @@ from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.numerics.kernels.spectral import frequencies, waves
 from kedrl_dask.numerics.laws.mixture import Mixture
 from kedrl_dask.numerics.laws.recovery import recover_law
-from kedrl_dask.numerics.regression.cross_validation import standard_deviations
+from kedrl_dask.numerics.regression.input_kernel import standard_deviations
 from kedrl_dask.numerics.solvers import PCG
 from kedrl_dask.utils.exceptions import FitWarning, NumericalError, NumericalWarning, require_finite
 from tests.conftest import make_episodes

@@ -32,7 +32,7 @@ from kedrl_dask.numerics.laws.functionals import Embedding
 from kedrl_dask.numerics.laws.mixture import Mixture
 from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recover_law
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL, Summaries, thresholds
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.overlap import action_overlap
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, has_control_characters, shown

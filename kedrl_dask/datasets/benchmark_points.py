@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from kedrl_dask.datasets import simulation
-from kedrl_dask.numerics.policies.families import LocationScale
+from kedrl_dask.numerics.policies import LocationScale
 from kedrl_dask.utils.arrays import Array
 
 __all__ = ["Support", "evaluation_points", "support"]

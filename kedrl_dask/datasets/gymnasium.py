@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.validation import DataError
 from kedrl_dask.engine.storage.atomic import PathLike, atomic_directory
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, check_count, check_share, shown
 from kedrl_dask.utils.progress import Reporter

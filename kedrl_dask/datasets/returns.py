@@ -10,7 +10,7 @@ from kedrl_dask.datasets.truth import monte_carlo_returns
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.transitions import pair_rows
 from kedrl_dask.engine.plan.partition import row_ranges
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
 
 __all__ = ["write_returns"]
 

@@ -18,7 +18,7 @@ from kedrl_dask.datasets.systems import PAPER_SYSTEM, SYSTEMS, LinearGaussianSys
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.untrusted import require_space
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.policies.families import Gaussian, LocationScale, Logistic, Policy, Uniform
+from kedrl_dask.numerics.policies import Gaussian, LocationScale, Logistic, Policy, Uniform
 from kedrl_dask.utils.arrays import Array
 
 __all__ = [

@@ -20,7 +20,7 @@ from kedrl_dask.datasets.simulation import DISCOUNT
 from kedrl_dask.datasets.systems import PAPER_SYSTEM, LinearGaussianSystem, System, covariance_root
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import frequencies as spectral_frequencies
-from kedrl_dask.numerics.policies.families import LocationScale, Policy
+from kedrl_dask.numerics.policies import LocationScale, Policy
 from kedrl_dask.numerics.policies.noise import Noise
 from kedrl_dask.utils.arrays import Array
 

@@ -36,7 +36,7 @@ from kedrl_dask.estimator.fitted.model import FittedAttributes
 from kedrl_dask.numerics.criterion.separated import Chunk, ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves

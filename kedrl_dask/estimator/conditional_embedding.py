@@ -40,12 +40,8 @@ from kedrl_dask.numerics.design.points import choose_points
 from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
-from kedrl_dask.numerics.regression.cross_validation import (
-    RIDGES,
-    BlockSums,
-    cross_validate_ridge,
-    median_kernel,
-)
+from kedrl_dask.numerics.regression.cross_validation import RIDGES, BlockSums, cross_validate_ridge
+from kedrl_dask.numerics.regression.input_kernel import median_kernel
 from kedrl_dask.utils.arrays import Array, Inputs, Real, Record, Vector
 from kedrl_dask.utils.checks import check_number, shown
 from kedrl_dask.utils.exceptions import require_finite

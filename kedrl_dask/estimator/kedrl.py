@@ -29,7 +29,7 @@ from kedrl_dask.estimator.fitted.notebook import fit_html
 from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, recorded_fit
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.regression.operators import OperatorBlocks
 from kedrl_dask.numerics.solvers import Solver

@@ -41,7 +41,7 @@ from kedrl_dask.engine.storage.manifest import commit, committed, damaged, read_
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.fitted.persistence import from_json, load, parameters, save
-from kedrl_dask.numerics.policies.families import LocationScale, Policy, from_dict
+from kedrl_dask.numerics.policies import LocationScale, Policy, from_dict
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.process import Stopped, terminable
 from kedrl_dask.utils.progress import Advance, Reporter

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from kedrl_dask.estimator.kedrl import KEDRL
-from kedrl_dask.numerics.regression.cross_validation import WORTHWHILE
+from kedrl_dask.numerics.regression.input_kernel import WORTHWHILE
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 
 __all__ = ["tuning"]

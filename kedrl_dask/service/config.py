@@ -49,7 +49,7 @@ from kedrl_dask.engine.clusters.descriptions import KINDS, ClusterDescription, c
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.policies.families import LocationScale, from_dict
+from kedrl_dask.numerics.policies import LocationScale, from_dict
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import by_name
 from kedrl_dask.service.toml import Key, Toml, read_text, read_toml

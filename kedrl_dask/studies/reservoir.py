@@ -18,7 +18,7 @@ from kedrl_dask.datasets.gymnasium import collect, make, monte_carlo
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.estimator.kedrl import KEDRL
-from kedrl_dask.numerics.policies.families import Gaussian
+from kedrl_dask.numerics.policies import Gaussian
 from kedrl_dask.plots.style import BLUE, ORANGE, Figure
 from kedrl_dask.studies.output import TextTable, print_tables, write_results
 from kedrl_dask.studies.runner import claim

@@ -6,7 +6,7 @@ from kedrl_dask.datasets import simulation, systems, truth
 from kedrl_dask.datasets.simulation import DISCOUNT, PAIRS, PAPER_SYSTEM, LinearGaussianSystem
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.policies.families import Function, Gaussian, Logistic, Uniform
+from kedrl_dask.numerics.policies import Function, Gaussian, Logistic, Uniform
 
 FAMILIES = [Gaussian, Uniform, Logistic]
 # Two states, two actions, two rewards, and no bias or correlation left at zero.

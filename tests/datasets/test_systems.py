@@ -9,7 +9,7 @@ from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.simulation import DISCOUNT, PAIRS, PAPER_SYSTEM
 from kedrl_dask.datasets.systems import SYSTEMS, LinearGaussianSystem, TerminatingSystem
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.policies.families import Logistic
+from kedrl_dask.numerics.policies import Logistic
 
 KERNEL = Matern(nu=5.5, length_scale=1.25, sigma=0.85)
 # Two states, two actions, two rewards, and neither a bias nor a correlation at zero.

@@ -428,7 +428,7 @@ def test_fit__bad_setting(store, policy, settings, message):
     [
         (policies.Gaussian(weights=np.zeros((3, 1))), "state has shape .* expected .n, 3."),
         (policies.Gaussian(weights=np.zeros((2, 2))), "policy returns 2 action columns, the store has 1"),
-        (policies.Function(lambda state, rng: state[:, 0]), "sample returned shape"),
+        (policies.Function(lambda state, rng: state[:, 0]), "sample returned actions of shape"),
         (policies.Function(lambda state, rng: np.full((len(state), 1), np.nan)), "not finite"),
         (lambda state: state, "policy must be one of kedrl_dask.policies"),
     ],

@@ -11,7 +11,7 @@ from scipy.optimize import minimize
 
 from kedrl_dask.datasets.expedia.columns import ACTION
 from kedrl_dask.datasets.expedia.panel import Encoder
-from kedrl_dask.numerics.policies.families import Gaussian
+from kedrl_dask.numerics.policies import Gaussian
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_number
 from kedrl_dask.utils.exceptions import NumericalError
@@ -36,7 +36,7 @@ class ClippedGaussian(Gaussian):
     Parameters
     ----------
     weights, bias, scale, scale_weights
-        As in :class:`~kedrl_dask.numerics.policies.families.Gaussian`.
+        As in :class:`~kedrl_dask.policies.Gaussian`.
     low, high : (q,) arrays
         The box.
     random : bool

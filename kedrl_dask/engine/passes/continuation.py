@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from kedrl_dask.engine.data.transition_store import Transitions
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.policies.draws import checked_draws
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
+from kedrl_dask.numerics.policies.base import checked_draws
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio, section_means
 from kedrl_dask.utils.arrays import Features, Indices, Inputs, Points, Vector
 from kedrl_dask.utils.scratch import scratch
@@ -68,7 +68,7 @@ class Continuation:
         if self.ratio is None:
             successors, weights = self.target(number, group, which)
             section_means(self.kernel, self.basis, successors, weights, out=kappa)
-            eta = np.ones(len(part))
+            eta: Vector = np.ones(len(part))
         else:
             successor = np.hstack([part.next_state, part.next_action])
             eta = self.ratio(successor, dtype)

@@ -15,16 +15,15 @@ from kedrl_dask.engine.passes.conditioning_points import Conditioning
 from kedrl_dask.engine.plan.partition import Range
 from kedrl_dask.engine.plan.stage_costs import Residency
 from kedrl_dask.numerics.criterion import separated
-from kedrl_dask.numerics.criterion.preconditioner import (
+from kedrl_dask.numerics.criterion.preconditioner import Coordinates, return_gram
+from kedrl_dask.numerics.criterion.separated import Chunk, FeatureChunk, Penalties, ReturnSpace, Space
+from kedrl_dask.numerics.criterion.surrogate import (
     EXPANSION_SAMPLE,
     SEEN_SHARE,
-    Coordinates,
     Expansion,
     Surrogate,
     SurrogateCost,
-    return_gram,
 )
-from kedrl_dask.numerics.criterion.separated import Chunk, FeatureChunk, Penalties, ReturnSpace, Space
 from kedrl_dask.utils.arrays import Coefficients, Indices
 
 __all__ = ["EXACT", "BellmanObjective", "Objective", "ValueAndGradient"]

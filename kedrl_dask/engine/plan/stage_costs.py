@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kedrl_dask.engine.plan.partition import GROUP_ROWS, PIECE_GROUPS, READ_GROUPS
-from kedrl_dask.numerics.criterion.preconditioner import MOST_DIRECTIONS, USUAL_TERMS, SurrogateCost
+from kedrl_dask.numerics.criterion.preconditioner import MOST_DIRECTIONS
+from kedrl_dask.numerics.criterion.surrogate import USUAL_TERMS, SurrogateCost
 from kedrl_dask.numerics.design.sizes import (
     DESIGN_SAMPLE,
     EXACT_HELD_OUT,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -110,7 +110,7 @@ class Checkpoints:
 
 def _arrays(kept: Kept, coordinates: Coordinates) -> dict[str, Array]:
     """Return all arrays of a checkpoint by name."""
-    state = kept.state
+    state: Any = kept.state  # a dataclass, whose type only its solver knows
     arrays = {FIELD + field.name: _to_array(getattr(state, field.name)) for field in fields(state)}
     arrays[METHOD], arrays[COORDINATES] = np.array(_method(type(state))), _identity(coordinates)
     arrays[COEFFICIENTS], arrays[HISTORY] = kept.coefficients, np.array(kept.history, dtype=np.float64)

@@ -21,7 +21,7 @@ from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import frequencies
-from kedrl_dask.numerics.regression.cross_validation import InputTuning, median_kernel, tune_input_kernel
+from kedrl_dask.numerics.regression.input_kernel import InputTuning, median_kernel, tune_input_kernel
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
 from kedrl_dask.utils.arrays import Array, Atoms, Frequencies, Points, Record
 

@@ -35,8 +35,8 @@ from kedrl_dask.estimator.fit.separated import separated_problem
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit.streaming import stream
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.policies.draws import PolicyError, checked_draws
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
+from kedrl_dask.numerics.policies.base import PolicyError, checked_draws
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.solvers import Solution, by_name

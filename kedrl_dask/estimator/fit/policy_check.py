@@ -9,10 +9,10 @@ import numpy as np
 
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.policies.draws import checked_draws
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
+from kedrl_dask.numerics.policies.base import checked_draws
 from kedrl_dask.numerics.policies.overlap import Overlap, action_overlap
-from kedrl_dask.numerics.regression.cross_validation import standard_deviations
+from kedrl_dask.numerics.regression.input_kernel import standard_deviations
 from kedrl_dask.utils.arrays import Actions, Weights
 from kedrl_dask.utils.exceptions import FitWarning
 

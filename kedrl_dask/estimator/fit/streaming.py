@@ -39,8 +39,8 @@ from kedrl_dask.estimator.fit.design import TUNING_SAMPLE, Choices
 from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, read_folds, recalibrate
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
-from kedrl_dask.numerics.policies.families import LocationScale, Policy
-from kedrl_dask.numerics.policies.location_scale import NoisyLocation
+from kedrl_dask.numerics.policies import LocationScale, Policy
+from kedrl_dask.numerics.policies.base import NoisyLocation
 from kedrl_dask.numerics.regression import density_ratio as ratios
 from kedrl_dask.numerics.regression.cross_validation import RIDGES
 from kedrl_dask.utils.progress import Advance, Reporter

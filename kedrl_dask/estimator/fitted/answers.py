@@ -26,7 +26,7 @@ from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.laws.functionals import Embedding
 from kedrl_dask.numerics.laws.recovery import Recovered
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.utils.arrays import Matrix, Weights
 
 __all__ = ["FittedEmbedding", "FittedLaw", "coefficients_at", "fitted_embedding", "sections_at"]

@@ -19,7 +19,7 @@ from kedrl_dask.numerics.criterion.separation_test import SeparatedParts, separa
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.numerics.design.sizes import EXACT_HELD_OUT, SEPARATION_BLOCKS, SEPARATION_SAMPLE
 from kedrl_dask.numerics.kernels.spectral import kernel_error, waves
-from kedrl_dask.numerics.policies.families import Policy
+from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.utils.arrays import Array
 
 __all__ = ["diagnose", "versions"]

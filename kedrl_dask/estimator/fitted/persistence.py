@@ -60,7 +60,7 @@ _CLASSES = {cls.__name__: cls for cls in (Matern, ULSIF, PCG, LBFGS, AdamW)}
 def save(model: FittedModel, path: str | Path) -> None:
     """Write a fitted model at a new path."""
     operators, solution = model.operators, model.solution
-    arrays = {
+    arrays: dict[str, Array] = {
         "coefficients": model.coefficients,
         "grid": model.grid,
         "basis": model.basis,

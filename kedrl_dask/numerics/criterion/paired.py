@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.kernels.spectral import as_complex
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Coefficients, Complex, Features, Matrices, Matrix, Vector, Waves, Weights
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = [
@@ -53,32 +53,30 @@ class Points:
     Attributes
     ----------
     basis : (n, L) array
-        In the place of √ϱ k̃.
+        Stands for √ϱ k̃.
     features : (n, r) array
-        In the place of √ϱ ψ.
+        Stands for √ϱ ψ.
     """
 
-    basis: Array
-    features: Array
+    basis: Features
+    features: Features
 
     @classmethod
-    def of(cls, basis: Array, features: Array, weights: Array) -> Points:
-        """The points themselves, their weights ϱ taken in."""
+    def of(cls, basis: Features, features: Features, weights: Weights) -> Points:
+        """The points themselves, multiplied by the roots of their weights ϱ."""
         root = np.sqrt(weights)[:, None].astype(basis.dtype)
         return cls(root * basis, root * features)
 
     def compressed(self) -> Points:
         """At most L + r rows with the same moments: the triangular factor of a QR decomposition."""
         n_basis = self.basis.shape[1]
-        triangle: Array = np.linalg.qr(np.hstack([self.basis, self.features]), mode="r")  # type: ignore[assignment]
+        triangle: Matrix = np.linalg.qr(np.hstack([self.basis, self.features]), mode="r")  # type: ignore[assignment]
         return Points(triangle[:, :n_basis], triangle[:, n_basis:])
 
     def merged(self, other: Points) -> Points:
         """At most L + r rows for both sets of points."""
-        basis, features = (
-            np.vstack(pair) for pair in ((self.basis, other.basis), (self.features, other.features))
-        )
-        return Points(basis, features).compressed()
+        basis = np.vstack([self.basis, other.basis])
+        return Points(basis, np.vstack([self.features, other.features])).compressed()
 
     def astype(self, dtype: npt.DTypeLike) -> Points:
         """The same in another precision."""
@@ -99,33 +97,33 @@ class FrequencyBlock:
         F and E at these frequencies.
     """
 
-    operator: Array
-    terminal: Array | None
+    operator: Complex
+    terminal: Matrix | None
     space: ReturnSpace
 
 
-def forward(operator: Array, shifted_waves: Array, coefficients: Array) -> Array:
+def forward(operator: Complex, shifted_waves: Waves, coefficients: Coefficients) -> Matrix:
     """D with columns P_w C E_w, real and imaginary parts in turn; (r, 2q)."""
     rotated = as_complex(coefficients @ shifted_waves)
     target = np.matmul(operator, np.ascontiguousarray(rotated.T)[:, :, None])[:, :, 0]
     return _as_real(np.ascontiguousarray(target.T))
 
 
-def adjoint(operator: Array, shifted_waves: Array, by_target: Array) -> Array:
+def adjoint(operator: Complex, shifted_waves: Waves, by_target: Matrix) -> Coefficients:
     """The transpose of :func:`forward`, (r, 2q) to (L, m)."""
     conjugate = np.ascontiguousarray(as_complex(by_target).conj().T)[:, :, None]
     back = np.matmul(operator.transpose(0, 2, 1), conjugate)[:, :, 0].conj()
     return _as_real(np.ascontiguousarray(back.T)) @ shifted_waves.T
 
 
-def _as_real(x: Array) -> Array:
+def _as_real(x: Complex) -> Waves:
     """View complex numbers (n, q) as real and imaginary parts in turn (n, 2q)."""
     return x.view(x.real.dtype)
 
 
 def residual(
-    points: Points, grid_waves: Array, coefficients: Array, target: Array
-) -> tuple[float, Array, Array]:
+    points: Points, grid_waves: Waves, coefficients: Coefficients, target: Matrix
+) -> tuple[float, Coefficients, Matrix]:
     """Sum of ϱ‖f‖², and half its derivatives by C, for a given target, and by the target D + τ."""
     f = points.basis @ coefficients @ grid_waves
     f -= points.features @ target
@@ -134,8 +132,8 @@ def residual(
 
 
 def value_and_gradient(
-    block: FrequencyBlock, points: Points, coefficients: Array, with_terminal: bool = True
-) -> tuple[float, Array]:
+    block: FrequencyBlock, points: Points, coefficients: Coefficients, with_terminal: bool = True
+) -> tuple[float, Coefficients]:
     """Contribution of some frequencies to Σϱ(σ²/Q)‖f‖² and its gradient by C, in double precision.
 
     In the precision of ``coefficients``. Without the terminal part, a quadratic form, the gradient is the
@@ -152,14 +150,16 @@ def value_and_gradient(
     return space.scale * square, 2 * space.scale * gradient.astype(np.float64)
 
 
-def target(block: FrequencyBlock, coefficients: Array) -> Array:
+def target(block: FrequencyBlock, coefficients: Coefficients) -> Matrix:
     """D + τ at some frequencies, in double precision."""
     operator = block.operator.astype(np.complex128, copy=False)
     total = forward(operator, block.space.shifted_waves, coefficients)
     return total if block.terminal is None else total + block.terminal
 
 
-def mass_penalty(moment: Array, mean: Array, target_mass: float, coefficients: Array) -> tuple[float, Array]:
+def mass_penalty(
+    moment: Matrix, mean: Vector, target_mass: float, coefficients: Coefficients
+) -> tuple[float, Coefficients]:
     """Σϱ(1ᵀu − c)² and its gradient by C, from the moment Σϱk̃k̃ᵀ and the mean Σϱk̃ of the points."""
     total = coefficients.sum(axis=1)
     by_total = moment @ total - target_mass * mean
@@ -167,7 +167,9 @@ def mass_penalty(moment: Array, mean: Array, target_mass: float, coefficients: A
     return float(value), np.broadcast_to(2 * by_total[:, None], coefficients.shape)
 
 
-def negative_penalty(basis: Array, weights: Array, coefficients: Array) -> tuple[float, Array]:
+def negative_penalty(
+    basis: Features, weights: Weights, coefficients: Coefficients
+) -> tuple[float, Coefficients]:
     """Σϱ‖(u)₋‖² at some points, and its gradient by C."""
     negative = np.minimum(basis @ coefficients, 0)
     weighted = weights[:, None] * negative
@@ -175,8 +177,8 @@ def negative_penalty(basis: Array, weights: Array, coefficients: Array) -> tuple
 
 
 def residual_norms(
-    basis: Array, features: Array, space: ReturnSpace, coefficients: Array, target: Array
-) -> Array:
+    basis: Features, features: Features, space: ReturnSpace, coefficients: Coefficients, target: Matrix
+) -> Vector:
     """Squared projected Bellman residual at each point, for the target D + τ; (n,)."""
     f = basis @ coefficients @ space.grid_waves - features @ target
     return space.scale * np.einsum("ij,ij->i", f, f)
@@ -185,16 +187,16 @@ def residual_norms(
 class Batch(NamedTuple):
     """φ (n, r), κ̃ (n, L) and exp(iWr) (n, 2Q) of some transitions."""
 
-    phi: Array
-    kappa: Array
-    waves: Array
+    phi: Features
+    kappa: Features
+    waves: Waves
 
     def astype(self, dtype: npt.DTypeLike) -> Batch:
-        """The same in another precision; no copy where it is theirs."""
+        """The same in another precision; copied only if that differs."""
         return Batch(*(part.astype(dtype, copy=False) for part in self))
 
 
-def contract(batch: Batch, total: Array) -> None:
+def contract(batch: Batch, total: Matrices) -> None:
     """Add Σ_j φ_j ⊗ κ̃_j for each wave to ``total`` (2q, r, L), in double precision."""
     (n, width), rank = batch.kappa.shape, batch.phi.shape[1]
     for start in range(0, batch.waves.shape[1], WAVES):
@@ -207,7 +209,7 @@ def contract(batch: Batch, total: Array) -> None:
         total[start : start + WAVES] += products.transpose(1, 0, 2)
 
 
-def sweep_forward(batch: Batch, space: ReturnSpace, coefficients: Array) -> Array:
+def sweep_forward(batch: Batch, space: ReturnSpace, coefficients: Coefficients) -> Matrix:
     """Sum of φ_j times exp(iWr_j) ⊙ (CE)ᵀκ̃_j over some transitions; (r, 2Q)."""
     responses = batch.kappa @ coefficients @ space.shifted_waves
     rotated = as_complex(responses)
@@ -215,7 +217,7 @@ def sweep_forward(batch: Batch, space: ReturnSpace, coefficients: Array) -> Arra
     return batch.phi.T @ responses
 
 
-def sweep_adjoint(batch: Batch, space: ReturnSpace, by_sums: Array) -> Array:
+def sweep_adjoint(batch: Batch, space: ReturnSpace, by_sums: Matrix) -> Coefficients:
     """The transpose of :func:`sweep_forward`, (r, 2Q) to (L, m)."""
     responses = batch.phi @ by_sums
     rotated = as_complex(responses)

@@ -9,12 +9,12 @@ and the squared residual (eq:gamma_with_W) is (σ²/Q)‖f‖². τ = Ê[1{termi
 the target that has no continuation; it is absent when no episode of the data terminates.
 
 With the kernel itself in place of features, or whenever the blocks H(x) and G(x) (eq:h_ij, eq:g_ij) are
-written out, the squared residual is uᵀK_Zu − 2uᵀHv + vᵀGv, and with t = Σ_j Γ_j 1{terminal_j} k_Z(r_j, ·)
+written out, the squared residual is uᵀK_Zu − 2uᵀHv + vᵀGv plus, with t = Σ_j Γ_j 1{terminal_j} k_Z(r_j, ·),
 
-    − 2uᵀ⟨k_Z(z_i, ·), t⟩ + 2vᵀ⟨Σ_j Γ_j k_Z(r_j + γz_i, ·), t⟩ + ‖t‖²
+    − 2uᵀ⟨k_Z(z_i, ·), t⟩ + 2vᵀ⟨Σ_j Γ_j k_Z(r_j + γz_i, ·), t⟩ + ‖t‖².
 
-more. The two kinds of chunk differ in this step alone, (u, v) ↦ squared residual and its gradient: weights,
-penalties and the way to the coefficients are common.
+The two kinds of chunk differ only in this step, (u, v) ↦ squared residual and its gradient; weights,
+penalties and the gradient with respect to the coefficients are common.
 """
 
 from __future__ import annotations
@@ -29,7 +29,19 @@ import numpy.typing as npt
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
-from kedrl_dask.utils.arrays import Array, Atoms, Points
+from kedrl_dask.utils.arrays import (
+    Atoms,
+    Coefficients,
+    Features,
+    Frequencies,
+    Indices,
+    Matrices,
+    Matrix,
+    Real,
+    Vector,
+    Waves,
+    Weights,
+)
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = [
@@ -50,7 +62,7 @@ __all__ = [
 ]
 
 
-#: What the features, or H and G, of a block of points may take: about a core's second-level cache.
+#: Bytes of the features, or of H and G, of a block of points: about a core's second-level cache.
 CACHE_BYTES = 2**21
 
 
@@ -68,12 +80,12 @@ class ReturnSpace:
         σ²/Q.
     """
 
-    grid_waves: Array
-    shifted_waves: Array
+    grid_waves: Waves
+    shifted_waves: Waves
     scale: float
 
     @classmethod
-    def build(cls, grid: Array, frequencies: Array, discount: float, kernel: Matern) -> ReturnSpace:
+    def build(cls, grid: Atoms, frequencies: Frequencies, discount: float, kernel: Matern) -> ReturnSpace:
         """Features of the atoms and of the discounted atoms."""
         return cls(
             waves(grid, frequencies), waves(discount * grid, frequencies), kernel.sigma**2 / len(frequencies)
@@ -95,15 +107,15 @@ class ReturnSpace:
 
     @property
     def point_bytes(self) -> int:
-        """What the residual at one point works on: two rows of features."""
+        """Working memory of the residual at one point: two rows of features."""
         return 2 * self.grid_waves.itemsize * self.grid_waves.shape[1]
 
     @property
-    def gram(self) -> Array:
+    def gram(self) -> Matrix:
         """K_Z, in features; (m, m)."""
         return self.scale * (self.grid_waves @ self.grid_waves.T)
 
-    def mean_target(self, moment: Array) -> Array:
+    def mean_target(self, moment: Vector) -> Matrix:
         """Ḡ = (σ²/Q) Re E diag(Σϱ|ρ|²) Eᴴ from Σϱ|ρ|² (Q,); (m, m)."""
         power = np.repeat(moment, 2)
         return self.scale * ((self.shifted_waves * power) @ self.shifted_waves.T)
@@ -113,7 +125,7 @@ class ReturnSpace:
 class ExactReturnSpace:
     """The return grid seen through the kernel itself; :attr:`gram` is K_Z (m, m)."""
 
-    gram: Array
+    gram: Matrix
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -131,10 +143,10 @@ class ExactReturnSpace:
 
     @property
     def point_bytes(self) -> int:
-        """What the residual at one point works on: H and G."""
+        """Working memory of the residual at one point: H and G."""
         return 2 * self.gram.nbytes
 
-    def mean_target(self, moment: Array) -> Array:
+    def mean_target(self, moment: Matrix) -> Matrix:
         """Ḡ = ΣϱG, which is the moment itself; (m, m)."""
         return moment
 
@@ -144,7 +156,7 @@ Space = ReturnSpace | ExactReturnSpace
 
 @dataclass(frozen=True)
 class Chunk(ABC):
-    """What the criterion needs of some conditioning points: here what both kinds of chunk have.
+    """What the criterion needs of some conditioning points; here the part that both kinds of chunk share.
 
     Attributes
     ----------
@@ -156,9 +168,9 @@ class Chunk(ABC):
         Φ_L, likewise.
     """
 
-    weights: Array
-    basis: Array
-    continuation: Array
+    weights: Weights
+    basis: Features
+    continuation: Features
 
     def __len__(self) -> int:
         """Return the number of conditioning points."""
@@ -166,35 +178,35 @@ class Chunk(ABC):
 
     @classmethod
     def target_names(cls) -> list[str]:
-        """Names of the arrays that a kind of chunk adds: those of the target, which no policy changes."""
+        """Names of the arrays that a kind of chunk adds: those of the target, independent of the policy."""
         common = {field.name for field in fields(Chunk)}
         return [field.name for field in fields(cls) if field.name not in common]
 
-    def _each(self, function: Callable[[str, Array], Array]) -> Self:
-        """The same chunk with a function of name and array applied to every array that it has."""
+    def _each(self, function: Callable[[str, Real], Real]) -> Self:
+        """The chunk with a function of name and array applied to each of its arrays."""
         changed = {name: function(name, array) for name, array in vars(self).items() if array is not None}
         return replace(self, **changed)
 
     def astype(self, dtype: npt.DTypeLike) -> Self:
-        """The same points in another precision; no copy where it is theirs."""
+        """The same points in another precision; copied only if that differs."""
         return self._each(lambda _, array: array.astype(dtype, copy=False))
 
-    def rows(self, selection: slice | Array) -> Self:
+    def rows(self, selection: slice | Indices) -> Self:
         """Some of the points."""
         return self._each(lambda _, array: array[selection])
 
     def block(self, which: slice, dtype: np.dtype[Any]) -> Self:
-        """Some of the points in the precision of the work: in shared memory if it is not theirs."""
+        """Some of the points in the working precision; in shared memory if that differs from theirs."""
         part = self.rows(which)
         if part.basis.dtype == dtype:
             return replace(part, weights=part.weights.astype(dtype, copy=False))
         return part._each(lambda name, array: _copied(f"block {name}", array, dtype))
 
     @abstractmethod
-    def residual(self, space: Any, u: Array, v: Array, with_gradient: bool) -> Array:
+    def residual(self, space: Any, u: Weights, v: Weights, with_gradient: bool) -> Vector:
         """Squared residual (eq:gamma_with_W) at each point, from u and v (n, m); (n,).
 
-        ``with_gradient``, half of its gradient with respect to u and v is left in their place. ``space``
+        With ``with_gradient``, half of its gradient with respect to u and v replaces these. ``space``
         is the one that belongs to this kind of chunk.
         """
 
@@ -203,8 +215,8 @@ class Chunk(ABC):
         """The same points without the part of the target that has no continuation."""
 
     @abstractmethod
-    def target_moment(self) -> Array:
-        """Mean, by the weights, of what ``space.mean_target`` takes; in double precision."""
+    def target_moment(self) -> Matrix:
+        """Weighted mean that ``space.mean_target`` takes, in double precision."""
 
 
 @dataclass(frozen=True)
@@ -219,10 +231,10 @@ class FeatureChunk(Chunk):
         τ, likewise.
     """
 
-    reward_waves: Array
-    terminal_waves: Array | None = None
+    reward_waves: Waves
+    terminal_waves: Waves | None = None
 
-    def residual(self, space: ReturnSpace, u: Array, v: Array, with_gradient: bool) -> Array:
+    def residual(self, space: ReturnSpace, u: Weights, v: Weights, with_gradient: bool) -> Vector:
         """(σ²/Q)‖f‖²; see :meth:`Chunk.residual`."""
         f, work = scratch("residual", (2, len(self), space.grid_waves.shape[1]), space.dtype)
         np.matmul(u, space.grid_waves, out=f)
@@ -246,7 +258,7 @@ class FeatureChunk(Chunk):
         """The same points with τ = 0."""
         return replace(self, terminal_waves=None)
 
-    def target_moment(self) -> Array:
+    def target_moment(self) -> Vector:
         """Σϱ|ρ|²; (Q,)."""
         power = self.weights @ np.square(self.reward_waves, dtype=np.float64)
         return power[0::2] + power[1::2]
@@ -281,13 +293,13 @@ class BlockChunk(Chunk):
         ‖t‖².
     """
 
-    h: Array
-    g: Array
-    grid_terminal: Array | None = None
-    shifted_terminal: Array | None = None
-    terminal_square: Array | None = None
+    h: Matrices
+    g: Matrices
+    grid_terminal: Matrix | None = None
+    shifted_terminal: Matrix | None = None
+    terminal_square: Vector | None = None
 
-    def residual(self, space: Space, u: Array, v: Array, with_gradient: bool) -> Array:
+    def residual(self, space: Space, u: Weights, v: Weights, with_gradient: bool) -> Vector:
         """uᵀK_Zu − 2uᵀHv + vᵀGv and the terminal terms; see :meth:`Chunk.residual`."""
         by_u = u @ space.gram - np.matmul(self.h, v[:, :, None])[:, :, 0]
         by_v = np.matmul(self.g, v[:, :, None])[:, :, 0] - np.matmul(u[:, None, :], self.h)[:, 0]
@@ -308,13 +320,13 @@ class BlockChunk(Chunk):
         """The same points with t = 0."""
         return replace(self, grid_terminal=None, shifted_terminal=None, terminal_square=None)
 
-    def target_moment(self) -> Array:
+    def target_moment(self) -> Matrix:
         """ΣϱG; (m, m)."""
         return np.tensordot(self.weights.astype(np.float64, copy=False), self.g, axes=1)
 
 
 def return_space(
-    chunk_type: type[Chunk], grid: Atoms, frequencies: Points, discount: float, kernel: Matern
+    chunk_type: type[Chunk], grid: Atoms, frequencies: Frequencies, discount: float, kernel: Matern
 ) -> Space:
     """The return grid as this kind of chunk sees it: through features, or through the kernel itself."""
     if issubclass(chunk_type, BlockChunk):
@@ -322,7 +334,7 @@ def return_space(
     return ReturnSpace.build(grid, frequencies, discount, kernel)
 
 
-def _copied(name: str, array: Array, dtype: npt.DTypeLike) -> Array:
+def _copied(name: str, array: Real, dtype: npt.DTypeLike) -> Real:
     out = scratch(name, array.shape, dtype)
     out[...] = array
     return out
@@ -341,11 +353,12 @@ class Penalties:
         return replace(self, target_mass=0.0, negative=0.0)
 
 
-def _blocks(chunk: Chunk, space: Space, coefficients: Array) -> Iterator[tuple[slice, Chunk, Array, Array]]:
+def _blocks(
+    chunk: Chunk, space: Space, coefficients: Coefficients
+) -> Iterator[tuple[slice, Chunk, Weights, Weights]]:
     """Rows, points, u and v for each block of a chunk in turn, in memory that the blocks share.
 
-    Points are worked on few at a time, so that they stay in a core's own cache. The precision is that of
-    the return space.
+    A block is small enough to stay in a core's own cache. The precision is that of the return space.
     """
     rows = max(1, min(max(32, CACHE_BYTES // space.point_bytes), len(chunk)))
     atoms = scratch("atoms", (2, rows, space.n_atoms), space.dtype)
@@ -358,7 +371,7 @@ def _blocks(chunk: Chunk, space: Space, coefficients: Array) -> Iterator[tuple[s
         yield which, part, u, v
 
 
-def bellman_residual(chunk: Chunk, space: Space, coefficients: Array) -> Array:
+def bellman_residual(chunk: Chunk, space: Space, coefficients: Coefficients) -> Vector:
     """Squared projected Bellman residual (eq:gamma_with_W) at each point; (n,)."""
     out = np.empty(len(chunk))
     for which, part, u, v in _blocks(chunk, space, coefficients):
@@ -367,8 +380,8 @@ def bellman_residual(chunk: Chunk, space: Space, coefficients: Array) -> Array:
 
 
 def value_and_gradient(
-    chunk: Chunk, space: Space, penalties: Penalties, coefficients: Array
-) -> tuple[float, Array]:
+    chunk: Chunk, space: Space, penalties: Penalties, coefficients: Coefficients
+) -> tuple[float, Coefficients]:
     """Contribution of a chunk to eq:global_B_objective without the ridge, and its gradient.
 
     Products are in the precision of ``coefficients`` and ``space``; the sums over blocks are in double
@@ -393,12 +406,12 @@ def value_and_gradient(
     return total, 2 * gradient
 
 
-def product(chunk: Chunk, space: Space, penalties: Penalties, direction: Array) -> Array:
+def product(chunk: Chunk, space: Space, penalties: Penalties, direction: Coefficients) -> Coefficients:
     """Hessian of the quadratic part of the chunk's contribution, times ``direction``."""
     return value_and_gradient(chunk.without_terminal(), space, penalties.homogeneous(), direction)[1]
 
 
-def moments(chunk: Chunk) -> tuple[Array, Array]:
+def moments(chunk: Chunk) -> tuple[Matrix, Matrix]:
     """Σϱ (k̃k̃ᵀ + Φ̃Φ̃ᵀ) and the mean of the target, in double precision: for the preconditioner."""
     sections = np.concatenate([chunk.basis, chunk.continuation], dtype=np.float64)
     weights = np.tile(chunk.weights, 2)[:, None]
@@ -406,12 +419,11 @@ def moments(chunk: Chunk) -> tuple[Array, Array]:
 
 
 def expanded_moments(
-    chunk: FeatureChunk, expansion: Callable[[Array], tuple[Array, Array]], directions: Array
-) -> tuple[Array, Array, Array]:
+    chunk: FeatureChunk, expansion: Callable[[Waves], tuple[Features, Features]], directions: Matrix
+) -> tuple[Matrix, Matrices, Matrices]:
     """Σϱ k̃k̃ᵀ (l, l), Σϱ c_j k̃Φ̃ᵀ (J, l, l) and Σϱ p_j Φ̃Φ̃ᵀ (J', l, l), rotated to ``directions`` (L, l).
 
-    For the surrogate of the preconditioner, in the precision of the points; c and p are what ``expansion``
-    makes of ρ.
+    For the surrogate, in the precision of the points; c and p are the ``expansion`` of ρ.
     """
     basis, continuation = chunk.basis @ directions, chunk.continuation @ directions
     weights, moments = chunk.weights[:, None].astype(basis.dtype), []
@@ -421,7 +433,7 @@ def expanded_moments(
     return basis.T @ (weights * basis), moments[0], moments[1]
 
 
-def operators(space: ReturnSpace, reward_waves: Array) -> tuple[Array, Array]:
+def operators(space: ReturnSpace, reward_waves: Waves) -> tuple[Matrices, Matrices]:
     """H(x) and G(x) (eq:h_ij, eq:g_ij) in features, for each row ρ(x) of ``reward_waves``; (n, m, m) each."""
     rho, grid, shifted = (
         as_complex(np.ascontiguousarray(x)) for x in (reward_waves, space.grid_waves, space.shifted_waves)

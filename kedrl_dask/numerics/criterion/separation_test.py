@@ -1,4 +1,4 @@
-"""Do the data ask for the paired construction? A test of ass:reward_continuation_separation.
+"""Do the data call for the paired construction? A test of ass:reward_continuation_separation.
 
 The separated target at x is ρ(x) ⊙ c(x), with c_j = (CE)ᵀκ̃_j the fitted embedding that follows a transition,
 in features; the paired one is Ê[exp(iWR) ⊙ c | x]. They differ by the conditional covariance of the two,
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.numerics.kernels.spectral import as_complex
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Features, Matrix, Waves
 from kedrl_dask.utils.exceptions import FitWarning
 
 __all__ = ["SeparatedParts", "Separation", "SeparationWarning", "separation"]
@@ -26,9 +26,9 @@ __all__ = ["SeparatedParts", "Separation", "SeparationWarning", "separation"]
 
 #: Random signs tried.
 N_SIGNS = 999
-#: Fewest blocks of episodes whose signs say something.
+#: Fewest blocks of episodes for which the test is made.
 FEWEST_BLOCKS = 8
-#: Level of the test, and the least share of the residual's norm that is worth another construction.
+#: Level of the test, and the smallest share of the residual's norm that is worth another construction.
 LEVEL, SHARE = 0.01, 0.5
 
 
@@ -39,9 +39,9 @@ class SeparationWarning(FitWarning):
 class SeparatedParts(NamedTuple):
     """A block of episodes: ψ (n, r), exp(iWr) and the continuation c in features, (n, 2Q) each."""
 
-    features: Array
-    reward: Array
-    continuation: Array
+    features: Features
+    reward: Waves
+    continuation: Waves
 
     def astype(self, dtype: npt.DTypeLike) -> SeparatedParts:
         """The same in another precision."""
@@ -55,11 +55,11 @@ class Separation:
     Attributes
     ----------
     difference : float
-        What is systematic of it: the squared norm less what noise contributes, at least zero.
+        Its systematic part: the squared norm minus the contribution of noise, at least zero.
     noise : float
-        What noise contributes.
+        The contribution of noise.
     p_value : float or None
-        Share of random signs that give as much; None where there are too few episodes to tell.
+        Share of random signs that give as large a norm; None if there are too few episodes to tell.
     """
 
     difference: float
@@ -67,14 +67,14 @@ class Separation:
     p_value: float | None
 
     def recommends(self, residual: float) -> str:
-        """The construction that the data ask for, given the norm of the Bellman residual."""
+        """The construction that the data call for, given the norm of the Bellman residual."""
         is_real = self.p_value is not None and self.p_value <= LEVEL
         return "paired" if is_real and self.difference > SHARE * residual else "separated"
 
 
 def separation(
     blocks: Iterable[SeparatedParts],
-    held_out: Array,
+    held_out: Features,
     ridge: float,
     scale: float,
     random_state: int = 0,
@@ -98,7 +98,7 @@ def separation(
     gram, responses, n = _moments(part.astype(np.float64) for part in parts)
     factor = cho_factor(gram + n * ridge * np.eye(len(gram)), lower=True)
     fitted = cho_solve(factor, responses).astype(np.float32)
-    root: Any = np.linalg.qr(held_out / np.sqrt(len(held_out)), mode="r")
+    root: Matrix = np.linalg.qr(held_out / np.sqrt(len(held_out)), mode="r")  # type: ignore[assignment]
     # From sums of ψyᵀ to the regression of y at the held-out inputs.
     regression = cho_solve(factor, root.T).T.astype(np.float32)
     fields = []
@@ -115,11 +115,9 @@ def separation(
     )
 
 
-def _moments(blocks: Iterable[SeparatedParts]) -> tuple[Array, Array, int]:
+def _moments(blocks: Iterable[SeparatedParts]) -> tuple[Matrix, Matrix, int]:
     """Σψψᵀ, Σψyᵀ for both responses side by side, and the number of transitions."""
-    gram: Any = 0.0
-    responses: Any = 0.0
-    n = 0
+    gram, responses, n = np.zeros(()), np.zeros(()), 0
     for part in blocks:
         gram = gram + part.features.T @ part.features
         responses = responses + part.features.T @ np.hstack([part.reward, part.continuation])
@@ -127,7 +125,7 @@ def _moments(blocks: Iterable[SeparatedParts]) -> tuple[Array, Array, int]:
     return gram, responses, n
 
 
-def _p_value(inner: Array, total: float, random_state: int) -> float | None:
+def _p_value(inner: Matrix, total: float, random_state: int) -> float | None:
     if len(inner) < FEWEST_BLOCKS:
         return None
     signs = np.random.default_rng(random_state).choice([-1.0, 1.0], size=(N_SIGNS, len(inner)))

@@ -1,4 +1,4 @@
-"""Choice of points that represent many: landmarks, state-action basis, atoms of the return grid."""
+"""The choice of representative points: landmarks, state-action basis, atoms of the return grid."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Indices, Points
 
 __all__ = ["choose_points", "cluster_centers", "clusters", "median_distance"]
 
 
-def cluster_centers(points: Array, n_centers: int, random_state: int) -> Array:
+def cluster_centers(points: Points, n_centers: int, random_state: int) -> Points:
     """Centres of k-means; the same for the same seed, whatever the number of threads."""
     return clusters(points, n_centers, random_state)[0]
 
 
-def clusters(points: Array, n_centers: int, random_state: int) -> tuple[Array, Array]:
+def clusters(points: Points, n_centers: int, random_state: int) -> tuple[Points, Indices]:
     """Centres of k-means (n_centers, dim) and the number of points in each cluster (n_centers,).
 
-    With fewer distinct points than centres, each has its cluster and the other clusters are empty.
+    With fewer distinct points than centres, each point has its own cluster and the other clusters are empty.
     """
     # scikit-learn adds the partial sums of its threads in the order in which they finish.
     with threadpool_limits(limits=1), warnings.catch_warnings():
@@ -34,18 +34,18 @@ def clusters(points: Array, n_centers: int, random_state: int) -> tuple[Array, A
 
 
 def choose_points(
-    points: Array,
+    points: Points,
     n_points: int,
     kernel: Matern,
     method: Literal["kmeans", "random"] = "kmeans",
     random_state: int = 0,
-) -> Array:
+) -> Points:
     """Choose points that cover a sample: k-means centres in the kernel's coordinates, or a random subset.
 
     Parameters
     ----------
     points : (n, dim) array
-        The sample. With no more distinct rows than ``n_points`` these are returned.
+        The sample. Its distinct rows are returned if there are no more than ``n_points``.
     n_points : int
     kernel : Matern
         Its length scales say which distances matter.
@@ -64,7 +64,7 @@ def choose_points(
     return cluster_centers(points / lengths, n_points, random_state) * lengths
 
 
-def median_distance(points: Array, n_pairs: int = 20_000, random_state: int = 0) -> float:
+def median_distance(points: Points, n_pairs: int = 20_000, random_state: int = 0) -> float:
     """Median distance between two rows of a sample; zero for a single row."""
     if len(points) < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""The return grid Z (app:Grid-Z): where its atoms stand, and how well they cover the Bellman image."""
+"""The return grid Z (app:Grid-Z): its atoms, and how well they cover the Bellman image."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from scipy.stats import qmc
 
 from kedrl_dask.numerics.design.points import cluster_centers
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Atoms, Indices, Mask, Points, Vector
 
 __all__ = ["Coverage", "bellman_box", "box_grid", "coverage", "discounted_returns", "return_grid"]
 
 
 def discounted_returns(
-    reward: Array, episode: Array, terminated: Array, discount: float, tail: float = 0.01
-) -> Array:
+    reward: Points, episode: Indices, terminated: Mask, discount: float, tail: float = 0.01
+) -> Points:
     """Discounted returns observed from every row of whole episodes; (n, d).
 
-    Rows from which less than 1 − ``tail`` of the discounted weight was observed are left out. Where the
-    episodes are too short for any such row, the first row of each episode is taken, and the
-    unobserved weight is filled with the mean reward.
+    Rows from which less than 1 − ``tail`` of the discounted weight was observed are left out. If all episodes
+    are too short, the first row of each episode is taken, and the unobserved weight is filled with the mean
+    reward.
 
     Parameters
     ----------
@@ -59,13 +59,13 @@ def discounted_returns(
 
 
 def return_grid(
-    returns: Array,
+    returns: Points,
     n_atoms: int,
     kernel: Matern,
     expansion: float = 1.25,
     n_directions: int = 32,
     random_state: int = 0,
-) -> Array:
+) -> Atoms:
     """Exactly ``n_atoms`` atoms: k-means centres, the extreme ones moved out radially (app:Grid-Z).
 
     Parameters
@@ -99,7 +99,7 @@ def return_grid(
 
 def bellman_box(
     reward_low: npt.ArrayLike, reward_high: npt.ArrayLike, discount: float
-) -> tuple[Array, Array]:
+) -> tuple[Vector, Vector]:
     """Corners of the box with R + γZ ⊆ Z, for rewards between the given bounds (app:Grid-Z)."""
     low, high = (np.atleast_1d(np.asarray(bound, dtype=np.float64)) for bound in (reward_low, reward_high))
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
@@ -107,7 +107,7 @@ def bellman_box(
     return low / (1 - discount), high / (1 - discount)
 
 
-def box_grid(low: Array, high: Array, n_atoms: int, random_state: int = 0) -> Array:
+def box_grid(low: Vector, high: Vector, n_atoms: int, random_state: int = 0) -> Atoms:
     """``n_atoms`` low-discrepancy atoms that fill a box."""
     sobol = qmc.Sobol(len(low), scramble=True, rng=np.random.default_rng(random_state))
     points = sobol.random_base2(int(np.ceil(np.log2(max(n_atoms, 2)))))[:n_atoms]
@@ -133,7 +133,7 @@ class Coverage:
 
 
 def coverage(
-    grid: Array, reward: Array, discount: float, kernel: Matern, n_pairs: int = 2_000, random_state: int = 0
+    grid: Atoms, reward: Points, discount: float, kernel: Matern, n_pairs: int = 2_000, random_state: int = 0
 ) -> Coverage:
     """Projection residuals of shifted sections for random pairs of a reward and an atom."""
     rng = np.random.default_rng(random_state)
@@ -150,7 +150,7 @@ def coverage(
     return Coverage(float(median), float(p90), float(p99), float(inside))
 
 
-def _is_in_hull(grid: Array, point: Array) -> bool:
+def _is_in_hull(grid: Atoms, point: Vector) -> bool:
     """Whether a point is a convex combination of the atoms: non-negative least squares, in any dimension."""
     offsets = (grid - point).T
     equalities = np.vstack([offsets / (np.abs(offsets).max() or 1.0), np.ones(len(grid))])

@@ -1,7 +1,7 @@
 """Automatic sizes: landmarks, basis, atoms and frequencies, each grown until its error is small enough.
 
-Every estimate is a mean square of an approximation to a kernel of unit variance, made on a sample alone. It
-need not be smaller than what the data can tell: tolerances fall with the number N of transitions as N^(-1/3).
+Every estimate is the mean square of an approximation error for a kernel of unit variance, on a sample alone.
+It need not be smaller than the data can resolve: tolerances fall as N^(-1/3) with the number of transitions.
 Their constants give about 500 landmarks, 250 basis points, 100 atoms and 256 frequencies on the simulation
 study with N = 14,700, where larger sizes did not lower the error.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.linalg import cholesky, solve_triangular
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method, frequencies, kernel_error
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Atoms, Inputs, Points, Record, Vector
 
 __all__ = [
     "DESIGN_SAMPLE",
@@ -46,7 +46,7 @@ N_FOLDS = 5
 #: Number of inputs at which the Bellman risk is evaluated with exact operators.
 EXACT_HELD_OUT = 100
 
-#: The settings that may be chosen so.
+#: The settings that may be chosen automatically.
 Size = Literal["n_landmarks", "n_basis", "n_atoms", "n_features"]
 
 #: Sizes tried, in steps of about a half.
@@ -60,7 +60,7 @@ LADDERS: dict[Size, tuple[int, ...]] = {
 MOST: dict[Size, int] = {name: ladder[-1] for name, ladder in LADDERS.items()}
 #: Mean squares times N^(1/3) below which an estimate is small enough.
 TOLERANCES: dict[Size, float] = {"n_landmarks": 1e-3, "n_basis": 4e-3, "n_atoms": 0.7, "n_features": 1e-2}
-#: Most landmarks and basis points, in units of √N: a regression on N rows tells no more directions apart.
+#: Most landmarks and basis points, in units of √N: a regression on N rows resolves no more directions.
 PER_ROOT = {"n_landmarks": 8.0, "n_basis": 4.0}
 #: A step that leaves more than this share of the estimate is not worth its cost.
 STALLED = 0.95
@@ -72,7 +72,7 @@ JITTER = 1e-10
 
 @dataclass(frozen=True)
 class Growth:
-    """A chosen size, and what was tried.
+    """A chosen size, and the sizes tried.
 
     Attributes
     ----------
@@ -91,13 +91,13 @@ class Growth:
     tolerance: float
     reason: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """Numbers, strings and lists, for JSON."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
-def grow(sizes: Sequence[int], estimates: Sequence[float] | Array, tolerance: float) -> Growth:
-    """The smallest size whose estimate is within the tolerance, or after which it hardly falls."""
+def grow(sizes: Sequence[int], estimates: Sequence[float] | Vector, tolerance: float) -> Growth:
+    """The smallest size whose estimate is within the tolerance, or after which it hardly decreases."""
     tried = tuple(int(size) for size in sizes), tuple(float(estimate) for estimate in estimates), tolerance
     for i, estimate in enumerate(estimates):
         if estimate <= tolerance:
@@ -107,7 +107,7 @@ def grow(sizes: Sequence[int], estimates: Sequence[float] | Array, tolerance: fl
     return Growth(tried[0][-1], *tried, "largest allowed")
 
 
-def residual_curve(kernel: Matern, points: Array, at: Array, sizes: Sequence[int]) -> Array:
+def residual_curve(kernel: Matern, points: Points, at: Points, sizes: Sequence[int]) -> Vector:
     """Mean squared projection residual of k(x, ·)/σ, x in ``at``, on the first points; for each size.
 
     One factor serves all sizes: the leading block of a Cholesky factor is that of the leading block.
@@ -123,13 +123,13 @@ def residual_curve(kernel: Matern, points: Array, at: Array, sizes: Sequence[int
 def choose_landmarks(
     name: Literal["n_landmarks", "n_basis"],
     kernel: Matern,
-    inputs: Array,
+    inputs: Inputs,
     n_transitions: int,
     random_state: int = 0,
 ) -> Growth:
     """Number of landmarks or of basis points, by the sections at held-out inputs of a sample.
 
-    Points are taken from the sample at random, which sees a little less than k-means with as many.
+    Points are drawn from the sample at random, which covers it a little less well than k-means centres.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def choose_landmarks(
 
 
 def choose_atoms(
-    kernel: Matern, atoms: Array, returns: Array, reward: Array, discount: float, n_transitions: int,
+    kernel: Matern, atoms: Atoms, returns: Points, reward: Points, discount: float, n_transitions: int,
     random_state: int = 0,
 ) -> Growth:  # fmt: skip
     """Number of atoms, by the shifted sections k(r + γz, ·) (app:Grid-Z) of rewards r and returns z.
@@ -164,7 +164,7 @@ def choose_atoms(
     kernel : Matern
         The return kernel.
     atoms : (n, d) array
-        What atoms are taken from, in order: shuffled returns, or points that fill a box.
+        Candidates for atoms, taken in order: shuffled returns, or points that fill a box.
     returns, reward : (n, d) arrays
         Samples of observed returns and rewards.
     discount : float
@@ -185,7 +185,7 @@ def choose_atoms(
 
 
 def choose_features(
-    kernel: Matern, grid: Array, reward: Array, discount: float, method: Method, n_transitions: int,
+    kernel: Matern, grid: Atoms, reward: Points, discount: float, method: Method, n_transitions: int,
     random_state: int = 0,
 ) -> Growth:  # fmt: skip
     """Number of frequencies, by the error of their kernel between grid points z and shifted ones r + γz.
@@ -204,7 +204,7 @@ def choose_features(
     n_transitions : int
         N, of all the data.
     random_state : int
-        Also of the frequencies.
+        Seed, also that of the frequencies.
     """
     rng = np.random.default_rng([random_state, 13])
     atoms = grid[rng.permutation(len(grid))[: N_COMPARED // 2]]
@@ -226,5 +226,5 @@ def _ladder(name: Size, limit: int) -> list[int]:
     return [size for size in LADDERS[name] if size < limit] + [limit]
 
 
-def _shuffled(points: Array, random_state: int) -> Array:
+def _shuffled(points: Points, random_state: int) -> Points:
     return points[np.random.default_rng([random_state, 11]).permutation(len(points))]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import factorial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import gammaln, kve
 
 from kedrl_dask.numerics.kernels import matern_compiled
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Matrix, Points, Record, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, shown
 from kedrl_dask.utils.scratch import scratch
 
@@ -25,10 +24,10 @@ __all__ = ["Matern"]
 BLOCK_ELEMENTS = 65_536
 #: Scaled distance where exp overflows, so that the kernel is exactly zero, while powers of it do not.
 FARTHEST = 800.0
-#: Largest parameters, and inverses of the smallest: what is made of the kernel stays in the range of floats.
-#: Beyond this ν the kernel hardly changes: it is nearly Gaussian.
+#: Largest parameters, and inverses of the smallest: everything computed from the kernel stays in the range of
+#: floats. Beyond this ν the kernel hardly changes: it is nearly Gaussian.
 LARGEST_NU, LARGEST_LENGTH, LARGEST_SIGMA = 1e3, 1e110, 1e50
-#: Scaled coordinates from where on differences are taken first: squares lose them, or overflow in single
+#: Scaled coordinates beyond which differences are taken first: squares lose them, or overflow in single
 #: precision.
 FAR = 1e15
 
@@ -47,7 +46,7 @@ def _half_integer_polynomial(order: int) -> tuple[float, ...]:
     )
 
 
-def _half_integer_kernel(order: int, variance: float, t: Array, out: Array) -> None:
+def _half_integer_kernel(order: int, variance: float, t: Matrix, out: Matrix) -> None:
     """σ²·p(t)/exp(t) into ``out``, at scaled distances ``t``, which are overwritten; double precision."""
     first, *others = (variance * c for c in reversed(_half_integer_polynomial(order)))
     if not others:
@@ -60,7 +59,7 @@ def _half_integer_kernel(order: int, variance: float, t: Array, out: Array) -> N
     out /= t
 
 
-def _bessel_correlation(nu: float, t: Array) -> Array:
+def _bessel_correlation(nu: float, t: Matrix) -> Matrix:
     """Matérn correlation 2^{1−ν}/Γ(ν)·t^ν·K_ν(t) at scaled distances t ≥ 0, in logarithms."""
     # kve carries the factor exp(t) and is reliable up to 10⁶.
     wide = np.minimum(t.astype(np.float64, copy=False), 1e6)
@@ -74,7 +73,7 @@ def _bessel_correlation(nu: float, t: Array) -> Array:
 
 
 @lru_cache(maxsize=64)
-def _gamma_nodes(nu: float) -> tuple[Array, Array]:
+def _gamma_nodes(nu: float) -> tuple[Vector, Weights]:
     """Nodes and weights of the mean over Gamma(ν, rate ν): the trapezoidal rule in log u.
 
     There the density, and Gaussian kernels of squared length u, are analytic and fall off at both ends, so
@@ -103,7 +102,6 @@ class Matern:
 
     Examples
     --------
-    >>> import numpy as np
     >>> kernel = Matern(nu=1.5, length_scale=2.0)
     >>> kernel(np.zeros((1, 3)), np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])).round(4)
     array([[1.    , 0.7849]])
@@ -114,7 +112,7 @@ class Matern:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse parameters that define no kernel; make sequences of lengths hashable."""
+        """Check that the parameters define a kernel; make sequences of lengths hashable."""
         for name, largest in (("nu", LARGEST_NU), ("length_scale", LARGEST_LENGTH), ("sigma", LARGEST_SIGMA)):
             given = getattr(self, name)
             value = as_numbers(f"Matern: {name}", given, finite=False)
@@ -130,8 +128,14 @@ class Matern:
         if np.ndim(self.length_scale) > 0:
             object.__setattr__(self, "length_scale", tuple(map(float, np.asarray(self.length_scale))))
 
-    def scale(self, x: Array) -> Array:
-        """Coordinates in which the kernel is isotropic with unit length."""
+    def scale(self, x: Points) -> Points:
+        """Coordinates in which the kernel is isotropic with unit length.
+
+        Examples
+        --------
+        >>> Matern(length_scale=(2.0, 5.0)).scale(np.array([[4.0, 5.0]])).tolist()
+        [[2.0, 1.0]]
+        """
         lengths = np.asarray(self.length_scale, dtype=x.dtype)
         if lengths.ndim == 1 and lengths.shape[0] != x.shape[-1]:
             raise ValueError(
@@ -140,12 +144,12 @@ class Matern:
             )
         return x / lengths
 
-    def __call__(self, x: Array, y: Array, out: Array | None = None) -> Array:
+    def __call__(self, x: Points, y: Points, out: Matrix | None = None) -> Matrix:
         """Kernel matrix (n, k) between the rows of ``x`` (n, dim) and of ``y`` (k, dim).
 
-        It is written to ``out`` if that is given, and made in its precision, else in that of the inputs,
-        in blocks of rows that stay in a core's own cache. Coordinates are scaled and shifted to a common
-        centre in the precision of the inputs.
+        It is written to ``out``, in its precision, if that is given, and otherwise in the precision of the
+        inputs, in blocks of rows that stay in a core's own cache. Coordinates are scaled and shifted to a
+        common centre in the precision of the inputs.
         """
         x, y = np.atleast_2d(x), np.atleast_2d(y)
         given = np.result_type(x, y, np.float32)
@@ -168,16 +172,16 @@ class Matern:
             self._of_square(square, block)
         return values
 
-    def _squares(self, x: Array, y: Array) -> Callable[[int, Array], None]:
+    def _squares(self, x: Points, y: Points) -> Callable[[int, Matrix], None]:
         """Return a function that fills an array with squares of scaled distances from rows of ``x`` to ``y``.
 
-        A little below zero they may be, by rounding.
+        Rounding may make them slightly negative.
         """
         root = x.dtype.type(np.sqrt(2 * self.nu))
         largest = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
         if self.nu < 1 or not largest < FAR:
             # Rough at zero: there an error of √eps in the distance is an error of √eps in the kernel.
-            def by_differences(start: int, square: Array) -> None:
+            def by_differences(start: int, square: Matrix) -> None:
                 t = np.minimum(root * cdist(x[start : start + len(square)], y), FARTHEST)
                 square[...] = t**2
 
@@ -191,7 +195,7 @@ class Matern:
             left = root**2 * np.column_stack([x, x_square, np.ones_like(x_square)])
             right = np.vstack([right, np.ones_like(y_square), y_square])
 
-        def by_product(start: int, square: Array) -> None:
+        def by_product(start: int, square: Matrix) -> None:
             rows = slice(start, start + len(square))
             np.matmul(left[rows], right, out=square)
             if not is_single:
@@ -201,8 +205,8 @@ class Matern:
 
         return by_product
 
-    def _of_square(self, square: Array, out: Array) -> None:
-        """Kernel at squares of scaled distances, which are overwritten, or in their place."""
+    def _of_square(self, square: Matrix, out: Matrix) -> None:
+        """Kernel at squares of scaled distances, which are overwritten; ``out`` may be the same array."""
         order = self.nu - 0.5
         if order != int(order) or order > 20:
             t = np.sqrt(np.clip(square, 0, FARTHEST**2))
@@ -216,17 +220,23 @@ class Matern:
             t = np.sqrt(np.clip(square, 0, FARTHEST**2, out=square), out=square)
             _half_integer_kernel(int(order), self.sigma**2, t, out)
 
-    def smoothed(self, x: Array, y: Array, variance: npt.ArrayLike) -> Array:
+    def smoothed(self, x: Points, y: Points, variance: npt.ArrayLike) -> Matrix:
         """E k(x, y + ε) with ε ~ N(0, diag(variance)), for all rows of ``x`` and ``y``; (n, k).
 
         The kernel is a mean over u ~ Gamma(ν, rate ν) of Gaussian kernels of squared lengths ℓ²u, and the
-        mean of one of those has a closed form: what is left is one integral, whatever the dimension.
+        mean of one of those has a closed form. One integral remains, whatever the dimension.
 
         Parameters
         ----------
         x, y : (n, dim) and (k, dim) arrays
         variance : float or (dim,) array
             Variance of the noise of each coordinate; zero leaves the coordinate as it is.
+
+        Examples
+        --------
+        >>> x = np.zeros((1, 2))
+        >>> Matern(nu=1.5).smoothed(x, x, [0.5, 0.0]).round(4).tolist()
+        [[0.7436]]
         """
         x, y = (np.atleast_2d(np.asarray(z, dtype=np.float64)) for z in (x, y))
         x, y = self.scale(x), self.scale(y)
@@ -238,14 +248,23 @@ class Matern:
             total += weight / np.sqrt(np.prod(1 + added / u)) * np.exp(-0.5 * exponent)
         return self.sigma**2 * total
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+    def to_dict(self) -> Record:
+        """Plain numbers, for JSON.
+
+        Examples
+        --------
+        >>> Matern(nu=1.5, length_scale=(1, 2)).to_dict()
+        {'nu': 1.5, 'length_scale': (1.0, 2.0), 'sigma': 1.0}
+        """
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Matern:
-        """Inverse of :meth:`to_dict`."""
-        length = values["length_scale"]
-        return cls(
-            values["nu"], tuple(length) if isinstance(length, list | tuple) else length, values["sigma"]
-        )
+    def from_dict(cls, values: Record) -> Matern:
+        """Inverse of :meth:`to_dict`.
+
+        Examples
+        --------
+        >>> Matern.from_dict({"nu": 2.5, "length_scale": [1.0, 3.0], "sigma": 2.0})
+        Matern(nu=2.5, length_scale=(1.0, 3.0), sigma=2.0)
+        """
+        return cls(values["nu"], values["length_scale"], values["sigma"])

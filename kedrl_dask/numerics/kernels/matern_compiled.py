@@ -1,17 +1,18 @@
-"""Element-wise functions that NumPy would take a dozen passes over memory for, compiled into one.
+"""Element-wise functions for which NumPy needs a dozen passes over memory, compiled into one.
 
-Single precision only. In double precision NumPy's own functions are as accurate as it gets.
+Single precision only; in double precision NumPy's own functions are the most accurate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numba import njit
 
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Vector
 
 __all__ = ["half_integer_kernel"]
 
@@ -24,30 +25,32 @@ _LOG2_E, _LN2_HIGH, _LN2_LOW = (
     np.float32(0.693359375),
     np.float32(-2.1219444e-4),
 )
-#: From here on the kernel is below 10⁻³⁰, and exp(−t) soon leaves the normal numbers: it is taken for zero.
+#: Beyond this the kernel is below 10⁻³⁰, and exp(−t) soon leaves the normal numbers: it is set to zero.
 _FARTHEST = np.float32(87)
 _F = np.float32
 
+F = TypeVar("F", bound=Callable[..., None])
 
-def _compiled(function: Callable[..., None]) -> Any:
-    """Compile for the machine when first called, without the lock of the interpreter.
 
-    Machine code is kept on disk, where there is a place for it. Fused multiply-adds are the only liberty
-    taken with the order of operations.
+def _compiled(function: F) -> F:
+    """Compile for the machine on the first call, without the interpreter's lock.
+
+    The machine code is cached on disk if a folder is writable. Fused multiply-adds are the only liberty taken
+    with the order of operations.
     """
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+    compiler = partial(njit, nogil=True, fastmath={"contract"}, error_model="numpy")
     try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError:  # neither the package's folder nor the user's can be written
-        return njit(**options)(function)
+        return compiler(cache=True)(function)
+    except RuntimeError:  # neither the package's folder nor the user's is writable
+        return compiler()(function)
 
 
 @_compiled
-def half_integer_kernel(values: Array, coefficients: Array) -> None:
+def half_integer_kernel(values: Vector, coefficients: Vector) -> None:
     """p(√s)·exp(−√s) in the place of each s of ``values``, single precision, one-dimensional, contiguous.
 
-    ``coefficients`` are those of the polynomial p, the highest first. Negative s, which rounding makes of
-    zero, count as zero.
+    ``coefficients`` are those of the polynomial p, the highest first. Negative s, the result of rounding,
+    count as zero.
     """
     t, p = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
     for start in range(0, values.size, TILE):

@@ -18,20 +18,20 @@ from scipy.linalg import cho_factor, cho_solve, get_blas_funcs, solve_triangular
 from scipy.linalg.lapack import dpstrf
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Features, Indices, Inputs, Matrix
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = ["NystromFeatures", "solve_ridge", "whiten"]
 
 
-#: Landmarks whitened first. After so many, what is left of the others' sections is small.
+#: Landmarks whitened first. After these, the remainder of the others' sections is small.
 HEAD = 128
 
 
-def whiten(gram: Array, threshold: float) -> tuple[Array, Array]:
+def whiten(gram: Matrix, threshold: float) -> tuple[Indices, Matrix]:
     """Rows kept of a Gram matrix, and upper triangular T with Tᵀ·gram[kept, kept]·T = I.
 
-    A row is kept as long as the rows before it, the most telling first, leave more than ``threshold``
+    A row is kept as long as the rows before it, the most informative first, leave more than ``threshold``
     of the largest variance unexplained.
     """
     largest = float(np.max(np.diag(gram)))
@@ -47,27 +47,27 @@ class NystromFeatures:
     """The map x ↦ ψ(x) = Tᵀ k_V(x), in two steps.
 
     The first step whitens the leading landmarks, the :attr:`head`, and takes their part out of the other
-    sections: φ = (ψ_head, k_tail − C_tail,head ψ_head). What is left there is small, so that sums of φ
-    keep their digits in single precision, where sums of the raw k_V(x) lose every one. The second step
-    whitens the tail. It is linear, so for sums of φyᵀ it is taken once, at the end, in double precision:
-    only ψψᵀ needs it row by row.
+    sections: φ = (ψ_head, k_tail − C_tail,head ψ_head). The remainder is small, so that sums of φ keep
+    their digits in single precision, while sums of the raw k_V(x) lose every one. The second step whitens
+    the tail. It is linear, so for sums of φyᵀ it is applied once, at the end, in double precision: only ψψᵀ
+    needs it row by row.
 
     Attributes
     ----------
     kernel : Matern
     landmarks : (r, p + q) array
-        The most telling first.
+        The most informative first.
     whitening : (r, r) array
         T, upper triangular.
     """
 
     kernel: Matern
-    landmarks: Array
-    whitening: Array
+    landmarks: Inputs
+    whitening: Matrix
 
     @classmethod
-    def from_landmarks(cls, kernel: Matern, landmarks: Array, threshold: float = 1e-7) -> NystromFeatures:
-        """Whiten the Gram matrix of ``landmarks``; those that the others explain are left out."""
+    def from_landmarks(cls, kernel: Matern, landmarks: Inputs, threshold: float = 1e-7) -> NystromFeatures:
+        """Whiten the Gram matrix of ``landmarks``, leaving out those that the others explain."""
         landmarks = np.asarray(landmarks, dtype=np.float64)
         kept, whitening = whiten(kernel(landmarks, landmarks), threshold)
         return cls(kernel, landmarks[kept], whitening)
@@ -83,14 +83,14 @@ class NystromFeatures:
         return min(HEAD, self.rank)
 
     @cached_property
-    def coupling(self) -> Array:
+    def coupling(self) -> Matrix:
         """C_tail,headᵀ = −T_head⁻¹ T_head,tail T_tail⁻¹, from the blocks of the inverse of Cᵀ."""
         h, t = self.head, self.whitening
         inner = solve_triangular(t[:h, :h], t[:h, h:])
         return -solve_triangular(t[h:, h:], inner.T, trans="T").T
 
     @cached_property
-    def _tail(self) -> Array:
+    def _tail(self) -> Matrix:
         """T of the tail, in one piece: BLAS would copy it for every product."""
         return np.ascontiguousarray(self.whitening[self.head :, self.head :])
 
@@ -100,13 +100,13 @@ class NystromFeatures:
         features.__dict__["coupling"] = self.coupling.astype(dtype)
         return features
 
-    def partial(self, inputs: Array, out: Array | None = None) -> Array:
+    def partial(self, inputs: Inputs, out: Features | None = None) -> Features:
         """φ of each row of ``inputs``; (n, r), into ``out`` if given."""
         if out is None:
             out = np.empty((len(inputs), self.rank), self.whitening.dtype)
         return self.deflate(self.kernel(inputs, self.landmarks, out=out))
 
-    def deflate(self, sections: Array) -> Array:
+    def deflate(self, sections: Features) -> Features:
         """φ in the place of sections k_V, or of means of them; (n, r)."""
         phi, h = sections, self.head
         head = _times_triangle("head", phi[:, :h], self.whitening[:h, :h])
@@ -116,7 +116,7 @@ class NystromFeatures:
         )
         return phi
 
-    def complete(self, phi: Array, out: Array | None = None) -> Array:
+    def complete(self, phi: Features, out: Features | None = None) -> Features:
         """ψ from φ, row by row; (n, r), into ``out`` if given."""
         h = self.head
         psi = np.empty_like(phi) if out is None else out
@@ -124,31 +124,31 @@ class NystromFeatures:
         psi[:, h:] = _times_triangle("tail", phi[:, h:], self._tail)
         return psi
 
-    def complete_sums(self, sums: Array) -> Array:
+    def complete_sums(self, sums: Matrix) -> Matrix:
         """Σ ψyᵀ from Σ φyᵀ (…, r, k)."""
         h = self.head
         tail = np.matmul(self.whitening[h:, h:].T, sums[..., h:, :])
         return np.concatenate([sums[..., :h, :], tail], axis=-2)
 
-    def complete_sums_adjoint(self, sums: Array) -> Array:
+    def complete_sums_adjoint(self, sums: Matrix) -> Matrix:
         """The transpose of :meth:`complete_sums`."""
         h = self.head
         return np.concatenate(
             [sums[..., :h, :], np.matmul(self.whitening[h:, h:], sums[..., h:, :])], axis=-2
         )
 
-    def __call__(self, inputs: Array) -> Array:
+    def __call__(self, inputs: Inputs) -> Features:
         """ψ of each row of ``inputs``; (n, r)."""
         return self.complete(self.partial(inputs))
 
-    def residual(self, inputs: Array) -> float:
+    def residual(self, inputs: Inputs) -> float:
         """Mean of 1 − ‖ψ(x)‖²/k(x, x): the part of the kernel that the landmarks do not see."""
         psi = self(inputs)
         return float(1 - np.einsum("ij,ij->i", psi, psi).mean() / self.kernel.sigma**2)
 
 
-def _times_triangle(name: str, x: Array, triangle: Array) -> Array:
-    """x times an upper triangular matrix, at half of a product's cost, in scratch memory."""
+def _times_triangle(name: str, x: Features, triangle: Matrix) -> Features:
+    """x times an upper triangular matrix, at half the cost of a full product, in scratch memory."""
     product = scratch(name, x.shape, x.dtype)
     product[...] = x
     # BLAS counts by columns, so it sees transposes: triangleᵀ·xᵀ, in the place of xᵀ.
@@ -157,7 +157,7 @@ def _times_triangle(name: str, x: Array, triangle: Array) -> Array:
     return product
 
 
-def solve_ridge(gram: Array, responses: Array, n_transitions: float, ridge: float) -> Array:
+def solve_ridge(gram: Matrix, responses: Matrix, n_transitions: float, ridge: float) -> Matrix:
     """(A + NλI)⁻¹ C for the sums A (r, r) and C (r, k) of the streaming pass."""
     system = gram + n_transitions * ridge * np.eye(len(gram))
     return cho_solve(cho_factor(system, lower=True, overwrite_a=True), responses)

@@ -17,7 +17,7 @@ from scipy.special import gammaincinv, ndtri
 from scipy.stats import chi, ortho_group, qmc
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Complex, Frequencies, Points, Waves
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = ["METHODS", "as_complex", "frequencies", "kernel_error", "waves"]
@@ -28,13 +28,13 @@ METHODS: tuple[Method, ...] = ("qmc", "orthogonal", "iid")
 
 def frequencies(
     kernel: Matern, dim: int, n_features: int, method: Method = "qmc", random_state: int = 0
-) -> Array:
+) -> Frequencies:
     """Frequencies W (n_features, dim) of the spectral measure of ``kernel``.
 
     Parameters
     ----------
     kernel : Matern
-        The kernel on R^dim; its sigma does not matter here.
+        The kernel on R^dim; its sigma does not matter.
     dim : int
         Dimension of the return.
     n_features : int
@@ -48,6 +48,7 @@ def frequencies(
     if n_features < 1:
         raise ValueError(f"n_features must be at least 1, got {n_features}")
     rng = np.random.default_rng(random_state)
+    gaussian: Points
     if method == "qmc":
         # A power of two keeps Sobol points balanced; a prefix of one serves any other number.
         sobol = qmc.Sobol(dim + 1, scramble=True, rng=rng)
@@ -66,7 +67,7 @@ def frequencies(
     return kernel.scale(student)
 
 
-def _orthogonal_gaussian(dim: int, n_features: int, rng: np.random.Generator) -> Array:
+def _orthogonal_gaussian(dim: int, n_features: int, rng: np.random.Generator) -> Points:
     """Rows of random rotations with the lengths of Gaussian vectors."""
     n_rotations = -(-n_features // dim)
     if dim == 1:
@@ -75,12 +76,11 @@ def _orthogonal_gaussian(dim: int, n_features: int, rng: np.random.Generator) ->
     return directions * chi.rvs(dim, size=n_features, random_state=rng)[:, None]
 
 
-def waves(points: Array, frequencies: Array, out: Array | None = None) -> Array:
+def waves(points: Points, frequencies: Frequencies, out: Waves | None = None) -> Waves:
     """exp(iWz) for each row z of ``points``, as cosines and sines in turn; shape (n, 2Q).
 
-    In the precision of the points, or into ``out`` in its own. In another one than theirs the points are
-    shifted to their centre first, a rotation that is undone, so that returns far from zero keep their
-    digits.
+    In the precision of the points, or into ``out`` in its own. If the two differ, the points are first
+    shifted to their centre, a rotation that is undone, so that returns far from zero keep their digits.
     """
     points = np.asarray(points)
     points = points.astype(np.result_type(points, np.float32), copy=False)
@@ -103,12 +103,12 @@ def waves(points: Array, frequencies: Array, out: Array | None = None) -> Array:
     return out
 
 
-def as_complex(x: Array) -> Array:
+def as_complex(x: Waves) -> Complex:
     """View an array of real and imaginary parts in turn (n, 2Q) as complex numbers (n, Q)."""
     return x.view(np.result_type(x.dtype, np.complex64))
 
 
-def kernel_error(kernel: Matern, points: Array, frequencies: Array) -> float:
+def kernel_error(kernel: Matern, points: Points, frequencies: Frequencies) -> float:
     """Root mean square error of the feature kernel against the exact one between ``points``, over σ²."""
     features = waves(points, frequencies)
     approximate = features @ features.T / len(frequencies)

@@ -1,22 +1,23 @@
-"""What the paper's theorems say about a Matérn return kernel, in numbers where they give numbers.
+"""What the paper's theorems say about a Matérn return kernel, in numbers if they give any.
 
 The feature map's Lipschitz constant, the spectral density and the exponents are explicit. The constant C_*
 between MMD and W₁ (thm:mmd_wasserstein_equiv) is not: it exists, and nothing more is known of it. What
-follows from a Bellman residual (thm:fixed_point) is therefore a shape, and nothing here turns a residual
+follows from a Bellman residual (thm:fixed_point) is therefore a rate only, and nothing here turns a residual
 into a distance.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Vector
+from kedrl_dask.utils.checks import check_count
 
 __all__ = [
     "ResidualBound",
@@ -50,7 +51,7 @@ def lipschitz_constant(kernel: Matern) -> float:
     return float(kernel.sigma / np.min(kernel.length_scale) * np.sqrt(kernel.nu / (kernel.nu - 1)))
 
 
-def feature_quotient(kernel: Matern, distance: npt.ArrayLike) -> Array:
+def feature_quotient(kernel: Matern, distance: npt.ArrayLike) -> Vector:
     """‖k(z, ·) − k(z', ·)‖/‖z − z'‖ = √(2{σ² − k(t)})/t at distances t > 0 (app:matern_verification).
 
     It falls as t rises (lem:Bnu_monotone), so that its supremum L_k is its limit at zero. Near zero, for
@@ -84,13 +85,13 @@ def feature_quotient(kernel: Matern, distance: npt.ArrayLike) -> Array:
     return scale * np.sqrt(quotient)
 
 
-def _correlation(nu: float, u: Array) -> Array:
+def _correlation(nu: float, u: Vector) -> Vector:
     """M_ν at scaled distances u ≥ 0."""
     kernel = Matern(nu, np.sqrt(2 * nu))
     return kernel(u.reshape(-1, 1), np.zeros((1, 1)))[:, 0].reshape(u.shape)
 
 
-def spectral_density(kernel: Matern, frequencies: npt.ArrayLike) -> Array:
+def spectral_density(kernel: Matern, frequencies: npt.ArrayLike) -> Vector:
     """Spectral density of the kernel at the rows w of ``frequencies`` (Q, d); it integrates to σ².
 
     k(z, z') = ∫ S(w) cos(w·(z − z')) dw with, for one length scale,
@@ -140,7 +141,7 @@ def holder_exponent(dim: int, moment: float) -> float:
     return 0.5 if np.isinf(moment) else (moment - 1) / (dim + 2 * moment)
 
 
-def wasserstein_lower_bound(kernel: Matern, mmd: npt.ArrayLike) -> Array:
+def wasserstein_lower_bound(kernel: Matern, mmd: npt.ArrayLike) -> Vector:
     """MMD/L_k ≤ W₁ (thm:mmd_wasserstein_equiv): the one comparison whose constant is known.
 
     ``mmd`` is a distance between embeddings of probability laws, not its square. A small MMD does not bound
@@ -193,18 +194,18 @@ class ResidualBound:
         """ρ."""
         return holder_exponent(self.dim, self.moment)
 
-    def ratio(self, residual: npt.ArrayLike, baseline: npt.ArrayLike) -> Array:
+    def ratio(self, residual: npt.ArrayLike, baseline: npt.ArrayLike) -> Vector:
         """The bound at ``residual`` over the bound at ``baseline``: (ε/ε₀)^ρ."""
         residual, baseline = _checked_residual(residual), _checked_residual(baseline)
         if not (baseline > 0).all():
             raise ValueError("ResidualBound: a baseline of zero bounds the distance by zero; give another")
         return (residual / baseline) ** self.exponent
 
-    def residual_ratio(self, bound_ratio: npt.ArrayLike) -> Array:
+    def residual_ratio(self, bound_ratio: npt.ArrayLike) -> Vector:
         """By which factor the residual must change for the bound to change by ``bound_ratio``."""
         return _checked_residual(bound_ratio) ** (1 / self.exponent)
 
-    def bound(self, residual: npt.ArrayLike, discount: float, constant: float | None = None) -> Array:
+    def bound(self, residual: npt.ArrayLike, discount: float, constant: float | None = None) -> Vector:
         """C_*/(1 − γ)·ε^ρ, if the caller has a C_* for the class at hand; refused without."""
         if constant is None:
             raise ValueError(
@@ -219,12 +220,11 @@ class ResidualBound:
 
 
 def _checked_dim(function: str, dim: int) -> int:
-    if not isinstance(dim, Integral) or dim < 1:
-        raise ValueError(f"{function}: dim must be an integer ≥ 1, got {dim!r}")
+    check_count(f"{function}: dim", dim)
     return int(dim)
 
 
-def _checked_residual(values: npt.ArrayLike) -> Array:
+def _checked_residual(values: npt.ArrayLike) -> Vector:
     values = np.asarray(values, dtype=np.float64)
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError("ResidualBound: residuals and their ratios must be finite and not negative")

@@ -1,14 +1,14 @@
-"""What an embedding says without being inverted: expectations, smoothed events, distances, averages.
+"""Results of an embedding without inversion: expectations, smoothed events, distances, averages.
 
 Σ_i ω_i k_Z(z_i, ·) gives ⟨h, μ̂⟩ = Σ_i ω_i h(z_i) for h in the RKHS of the return kernel (sec:stat_recovery).
-Other functions go through a regularised proxy ĥ in the RKHS, with its norm and what it is off by
-(app:emb_ill_posed). The coefficients are signed: none of this is a probability, and what stands for one may
-lie outside [0, 1]. Probabilities are those of a recovered law, :mod:`kedrl_dask.numerics.laws.recovery`.
+Other functions go through a regularised proxy ĥ in the RKHS, with its norm and its error (app:emb_ill_posed).
+The coefficients are signed: none of the results is a probability, and an estimate of one may lie outside
+[0, 1]. Recovered laws give probabilities, :mod:`kedrl_dask.numerics.laws.recovery`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -18,8 +18,9 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.laws.mixture import ReturnFunction, checked_coordinate
 from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recover_law
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Atoms, Matrix, Points, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, check_number, shown
 
 __all__ = ["Box", "Embedding", "Expectation", "KernelFunction", "Proxy", "above", "below", "interpolate"]
@@ -41,14 +42,20 @@ class KernelFunction:
         c.
     kernel : Matern
         k_Z.
+
+    Examples
+    --------
+    >>> h = KernelFunction([[0.0], [1.0]], [1.0, -1.0], Matern(nu=1.5))
+    >>> h([[0.5]]).tolist(), round(h.norm, 4)
+    ([0.0], 1.0165)
     """
 
-    points: Array
-    coefficients: Array
+    points: Points
+    coefficients: Vector
     kernel: Matern
 
     def __post_init__(self) -> None:
-        """Refuse what is no function."""
+        """Check the shapes."""
         points = as_numbers("KernelFunction: points", self.points, finite=False)
         c = as_numbers("KernelFunction: coefficients", self.coefficients, finite=False)
         if points.ndim != 2 or c.shape != (len(points),):
@@ -60,7 +67,7 @@ class KernelFunction:
             raise ValueError("KernelFunction: points and coefficients must be finite")
         vars(self).update(points=points, coefficients=c)
 
-    def __call__(self, at: npt.ArrayLike) -> Array:
+    def __call__(self, at: npt.ArrayLike) -> Vector:
         """Values at the rows of ``at`` (g, d); (g,)."""
         return self.kernel(_return_points(at, self.points.shape[1]), self.points) @ self.coefficients
 
@@ -72,7 +79,7 @@ class KernelFunction:
 
 @dataclass(frozen=True, eq=False)
 class Proxy(KernelFunction):
-    """ĥ, in place of a function g that need not be in the RKHS; made by :func:`interpolate`.
+    """ĥ, which stands for a function g that need not be in the RKHS; made by :func:`interpolate`.
 
     Attributes
     ----------
@@ -84,18 +91,18 @@ class Proxy(KernelFunction):
         ĥ(z_i) − g(z_i) at the atoms.
     """
 
-    function: Callable[[Array], npt.ArrayLike]
+    function: ReturnFunction
     ridge: float
-    residual: Array
+    residual: Vector
 
     @property
     def grid_error(self) -> float:
-        """Largest |ĥ − g| at the atoms; between them nothing is promised."""
+        """Largest |ĥ − g| at the atoms; it bounds nothing between them."""
         return float(np.abs(self.residual).max())
 
 
 def interpolate(
-    function: Callable[[Array], npt.ArrayLike],
+    function: ReturnFunction,
     grid: npt.ArrayLike,
     kernel: Matern,
     ridge: float | Literal["auto"] = "auto",
@@ -110,9 +117,16 @@ def interpolate(
         The atoms.
     kernel : Matern
     ridge : "auto" or float
-        λ: a larger one lowers ‖ĥ‖, with it the error inherited from the embedding, and raises the bias.
-        "auto" takes the one with the least squared error at atoms that are left out one at a time, in
-        closed form: what ĥ is off by between atoms. It does not know how accurate the embedding is.
+        λ: a larger one lowers ‖ĥ‖, and with it the error inherited from the embedding, but raises the bias.
+        "auto" minimises the squared error at atoms left out one at a time, in closed form: an estimate of
+        the error between atoms. It does not know how accurate the embedding is.
+
+    Examples
+    --------
+    >>> grid = np.linspace(-1, 1, 21)[:, None]
+    >>> proxy = interpolate(lambda z: z[:, 0] ** 2, grid, Matern())
+    >>> proxy([[0.33]]).round(4).tolist()
+    [0.1089]
     """
     if not callable(function):
         raise ValueError(f"expect: the function must be callable on points (k, d), got {shown(function)}")
@@ -135,7 +149,7 @@ def interpolate(
     return Proxy(grid, coefficients, kernel, function, float(ridge), -m * ridge * coefficients)
 
 
-def _left_out(shifted: Array, vectors: Array, rotated: Array) -> float:
+def _left_out(shifted: Vector, vectors: Matrix, rotated: Vector) -> float:
     """Sum of squared errors at atoms left out one at a time: cᵢ/[(K + mλI)⁻¹]ᵢᵢ each."""
     return float((((vectors @ (rotated / shifted)) / (vectors**2 @ (1 / shifted))) ** 2).sum())
 
@@ -150,13 +164,18 @@ class Box:
         Ends (a, b), which may be infinite, of the coordinates that are bounded.
     width : float
         Standard deviation of the smoothing; zero for the indicator itself.
+
+    Examples
+    --------
+    >>> Box({0: (0.0, 1.0)})([[0.5], [2.0]]).tolist()
+    [1.0, 0.0]
     """
 
     bounds: Mapping[int, tuple[float, float]]
     width: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no box."""
+        """Check the ends."""
         if not isinstance(self.bounds, Mapping):
             raise ValueError(f"Box: bounds must be a dict of ends by coordinate, got {shown(self.bounds)}")
         for coordinate, ends in self.bounds.items():
@@ -169,7 +188,7 @@ class Box:
                 )
         check_number("Box: width", self.width, "a number ≥ 0")
 
-    def __call__(self, at: npt.ArrayLike) -> Array:
+    def __call__(self, at: npt.ArrayLike) -> Vector:
         """Values at the rows of ``at`` (g, d); (g,)."""
         at = as_numbers("Box: at", at)
         if at.ndim != 2:
@@ -184,29 +203,40 @@ class Box:
                 inside *= (a <= z) & (z <= b)
         return inside
 
-    def ends(self, dim: int) -> tuple[Array, Array]:
+    def ends(self, dim: int) -> tuple[Vector, Vector]:
         """Low and high ends (d,), as :meth:`kedrl_dask.numerics.laws.mixture.Mixture.prob` takes them."""
         low, high = np.full(dim, -np.inf), np.full(dim, np.inf)
         for coordinate, (a, b) in self.bounds.items():
-            if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
-                raise ValueError(f"Box: coordinate {shown(coordinate)} is not one of 0 to {dim - 1}")
-            low[coordinate], high[coordinate] = a, b
+            index = checked_coordinate(coordinate, dim, "Box: ")
+            low[index], high[index] = a, b
         return low, high
 
 
 def below(t: float, coordinate: int = 0, width: float = 0.0) -> Box:
-    """1{z ≤ t} of one coordinate, smoothed by ``width``: its expectation is the distribution function."""
+    """1{z ≤ t} of one coordinate, smoothed by ``width``: its expectation is the distribution function.
+
+    Examples
+    --------
+    >>> below(1.0, width=0.5)([[1.0], [0.0]]).round(3).tolist()
+    [0.5, 0.977]
+    """
     return Box({coordinate: (-np.inf, t)}, width)
 
 
 def above(t: float, coordinate: int = 0, width: float = 0.0) -> Box:
-    """1{z ≥ t} of one coordinate, smoothed by ``width``: its expectation is the tail probability."""
+    """1{z ≥ t} of one coordinate, smoothed by ``width``: its expectation is the tail probability.
+
+    Examples
+    --------
+    >>> above(1.0)([[1.0], [0.0]]).tolist()
+    [1.0, 0.0]
+    """
     return Box({coordinate: (t, np.inf)}, width)
 
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """⟨ĥ, μ̂⟩ for n embeddings, and what to judge it by.
+    """⟨ĥ, μ̂⟩ for n embeddings, with diagnostics.
 
     The error is at most ‖ĥ‖·‖μ̂ − μ‖ plus the smoothing bias (app:emb_ill_posed). Neither the error of the
     embedding nor the bias under the true law is known: the bias is that under the recovered law.
@@ -214,18 +244,18 @@ class Expectation:
     Attributes
     ----------
     value : (n,) array
-        Not an expectation under a law, because coefficients are signed: of an indicator it may be below zero
-        or above one.
+        Not expectations under a law, because coefficients are signed: those of an indicator may be below
+        zero or above one.
     function : KernelFunction
-        ĥ; a :class:`Proxy`, with its ridge and residual, if the function was not given as one of the RKHS.
+        ĥ; a :class:`Proxy`, with its ridge and residual, unless the function was given as one of the RKHS.
     bias : (n,) array
         E ĥ − E g under the recovered laws; zero for functions of the RKHS. For a smoothed box, g is its
         indicator.
     """
 
-    value: Array
+    value: Vector
     function: KernelFunction = field(repr=False)
-    bias: Array
+    bias: Vector
 
     @property
     def norm(self) -> float:
@@ -250,23 +280,37 @@ class Embedding:
         z.
     kernel : Matern
         k_Z.
+
+    Examples
+    --------
+    >>> embedding = Embedding(np.array([[0.4, 0.8, -0.2]]), np.array([[0.0], [1.0], [2.0]]), Matern())
+    >>> embedding([[1.0]]).round(4).tolist()
+    [[0.9132]]
     """
 
-    coefficients: Array
-    grid: Array
+    coefficients: Weights
+    grid: Atoms
     kernel: Matern
 
-    def __call__(self, at: npt.ArrayLike) -> Array:
+    def __call__(self, at: npt.ArrayLike) -> Matrix:
         """Values at the rows of ``at`` (g, d); (n, g)."""
         return self.coefficients @ self.kernel(self.grid, _return_points(at, self.grid.shape[1]))
 
     def recover(self, **settings: Any) -> Recovered:
-        """Laws near the embeddings; settings are those of ``recovery.RecoverySettings``."""
+        """Laws near the embeddings; settings are those of ``recovery.RecoverySettings``.
+
+        Examples
+        --------
+        >>> embedding = Embedding(np.array([[0.4, 0.8, -0.2]]), np.array([[0.0], [1.0], [2.0]]), Matern())
+        >>> law = embedding.recover(bandwidth=0.0)
+        >>> law.weights.round(3).tolist(), law.relative_residual.round(3).tolist()
+        ([[0.399, 0.601, 0.0]], [0.186])
+        """
         return recover_law(self.coefficients, self.grid, self.kernel, RecoverySettings(**settings))
 
     def expect(
         self,
-        function: KernelFunction | Callable[[Array], npt.ArrayLike],
+        function: KernelFunction | ReturnFunction,
         ridge: float | Literal["auto"] = "auto",
     ) -> Expectation:
         """Plug-in expectations of a function of the return.
@@ -275,9 +319,15 @@ class Embedding:
         ----------
         function : KernelFunction or callable
             A function of the RKHS; or any that takes points (k, d) and gives k numbers, such as a smooth
-            utility, :func:`below` or :func:`above`, of which the proxy of :func:`interpolate` is taken.
+            utility, :func:`below` or :func:`above`, which is replaced by its proxy (:func:`interpolate`).
         ridge : "auto" or float
             λ of the proxy.
+
+        Examples
+        --------
+        >>> embedding = Embedding(np.array([[0.4, 0.8, -0.2]]), np.array([[0.0], [1.0], [2.0]]), Matern())
+        >>> embedding.expect(lambda z: z[:, 0]).value.round(3).tolist()
+        [0.4]
         """
         if isinstance(function, KernelFunction):
             require_same_kernel(self.kernel, function.kernel, "the function's")
@@ -287,16 +337,29 @@ class Embedding:
         proxy = interpolate(function, self.grid, self.kernel, ridge)
         return Expectation(self.coefficients @ proxy(self.grid), proxy, _bias(self.recover(), proxy))
 
-    def inner(self, other: Embedding) -> Array:
-        """⟨μ_i, ν_j⟩ with every element of another; (n, k)."""
+    def inner(self, other: Embedding) -> Matrix:
+        """⟨μ_i, ν_j⟩ with every element of another embedding; (n, k).
+
+        Examples
+        --------
+        >>> unit = Embedding(np.array([[1.0]]), np.array([[0.0]]), Matern(sigma=2.0))
+        >>> unit.inner(unit).tolist()
+        [[4.0]]
+        """
         require_same_kernel(self.kernel, other.kernel, "the other's")
         return self.coefficients @ self.kernel(self.grid, other.grid) @ other.coefficients.T
 
-    def mmd(self, other: Embedding) -> Array:
-        """‖μ_i − ν_i‖, row by row; (n,). One row is compared with all.
+    def mmd(self, other: Embedding) -> Vector:
+        """‖μ_i − ν_i‖, row by row; (n,). A single row is compared with all.
 
-        Grids may differ, the return kernel may not: its RKHS is where the distance is. It is a distance of
-        fitted embeddings, and not zero for equal laws. Values below about 10⁻⁸·σ·‖ω‖ are rounding.
+        Grids may differ; the return kernel, whose RKHS defines the distance, must not. It is a distance
+        between fitted embeddings, and not zero for equal laws. Values below about 10⁻⁸·σ·‖ω‖ are rounding.
+
+        Examples
+        --------
+        >>> first, second = (Embedding(np.array([[1.0]]), np.array([[z]]), Matern(1.5)) for z in (0.0, 1.0))
+        >>> first.mmd(second).round(4).tolist()
+        [1.0165]
         """
         require_same_kernel(self.kernel, other.kernel, "the other's")
         first, second = self.coefficients, other.coefficients
@@ -316,7 +379,13 @@ class Embedding:
     def average(self, weights: npt.ArrayLike | None = None) -> Self:
         """The embedding of the mixture of the laws: equal weights, or given ones scaled to sum to one.
 
-        Over embeddings at a sample of initial states it is that of the return from the initial law.
+        Averaged over a sample of initial states, it is the embedding of the return from the initial law.
+
+        Examples
+        --------
+        >>> embedding = Embedding(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.0], [1.0]]), Matern())
+        >>> embedding.average([3, 1]).coefficients.tolist()
+        [[0.875, 0.125]]
         """
         n = len(self.coefficients)
         w = np.ones(n) if weights is None else as_numbers("average: weights", weights, finite=False)
@@ -327,7 +396,7 @@ class Embedding:
         return replace(self, coefficients=(w / w.sum())[None, :] @ self.coefficients)
 
 
-def _return_points(at: npt.ArrayLike, dim: int) -> Array:
+def _return_points(at: npt.ArrayLike, dim: int) -> Points:
     """Return points (g, d) at which a function is evaluated."""
     points = as_numbers("at", at)
     if points.ndim != 2 or points.shape[1] != dim:
@@ -336,7 +405,7 @@ def _return_points(at: npt.ArrayLike, dim: int) -> Array:
 
 
 def require_same_kernel(kernel: Matern, other: Matern, whose: str) -> None:
-    """Refuse elements of two RKHS, between which there is no inner product."""
+    """Refuse elements of different RKHS, between which there is no inner product."""
     first, second = np.atleast_1d(kernel.length_scale), np.atleast_1d(other.length_scale)
     comparable = 1 in (first.size, second.size) or first.size == second.size
     same = (kernel.nu, kernel.sigma) == (other.nu, other.sigma)
@@ -347,7 +416,7 @@ def require_same_kernel(kernel: Matern, other: Matern, whose: str) -> None:
         )
 
 
-def _bias(law: Recovered, proxy: Proxy) -> Array:
+def _bias(law: Recovered, proxy: Proxy) -> Vector:
     """E ĥ − E g under the laws; exactly for a box."""
     g = proxy.function
     if isinstance(g, Box):

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Atoms, Matrices, Matrix, Points, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, check_share, check_word, shown
 
-__all__ = ["MassFunction", "Mixture"]
+__all__ = ["MassFunction", "Mixture", "ReturnFunction", "checked_coordinate"]
 
-Event = Callable[[Array], npt.ArrayLike] | tuple[npt.ArrayLike, npt.ArrayLike]
+ReturnFunction = Callable[[Points], npt.ArrayLike]
+"""Takes returns (k, d) and gives k numbers."""
 
-#: Nodes in place of each atom's Gaussian, when a function is averaged.
+Event = ReturnFunction | tuple[npt.ArrayLike, npt.ArrayLike]
+
+#: Nodes that replace each atom's Gaussian when a function is averaged.
 N_NODES = 256
-#: Halvings of a bracket that end at the spacing of double precision.
+#: Halvings that reduce a bracket to the spacing of double precision.
 HALVINGS = 64
 #: Sums of weights are equal up to rounding.
 ROUNDING = 1e-14
@@ -29,8 +32,8 @@ ROUNDING = 1e-14
 class MassFunction(NamedTuple):
     """Probabilities (n, k) of the k values of a support, in increasing order; (k, c) of c coordinates."""
 
-    support: Array
-    probability: Array
+    support: Points
+    probability: Weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,25 +49,39 @@ class Mixture:
     bandwidth : (d,) array
         h, the standard deviation by which each coordinate is smoothed; zero for none.
     supports : dict
-        The support, by coordinate, of those that were projected on one.
+        Supports of the coordinates that were projected on one, by coordinate.
+
+    Examples
+    --------
+    >>> law = Mixture(np.array([[0.0], [1.0], [4.0]]), np.array([[0.5, 0.3, 0.2]]), np.zeros(1))
+    >>> law.mean().round(6).tolist(), law.covariance().round(6).tolist()
+    ([[1.1]], [[[2.29]]])
+    >>> law.cdf([0.0, 2.0], 0).tolist(), law.quantile(0.9, 0).tolist()
+    ([[0.5, 0.8]], [4.0])
+    >>> law.cvar(0.4, 0, tail="upper").round(6).tolist(), law.prob(([0.5], [5.0])).tolist()
+    ([2.5], [0.5])
+    >>> law.expectation(lambda z: z[:, 0] ** 2).tolist()
+    [3.5]
+    >>> Mixture(law.atoms, law.weights, np.ones(1)).density([0.0, 1.0], 0).round(4).tolist()
+    [[0.2721, 0.2416]]
     """
 
-    atoms: Array
-    weights: Array
-    bandwidth: Array
-    supports: Mapping[int, Array] = field(default_factory=dict)
+    atoms: Atoms
+    weights: Weights
+    bandwidth: Vector
+    supports: Mapping[int, Vector] = field(default_factory=dict)
 
-    def mean(self) -> Array:
+    def mean(self) -> Points:
         """Means; (n, d)."""
         return self.weights @ self.atoms
 
-    def covariance(self) -> Array:
+    def covariance(self) -> Matrices:
         """Covariances, smoothing included; (n, d, d)."""
-        # Of deviations, and not of squares less squares, whose difference may be below zero by rounding.
+        # From deviations: a difference of squares may be negative by rounding.
         deviations = self.atoms - self.mean()[:, None, :]
         return np.einsum("ni,nij,nik->njk", self.weights, deviations, deviations) + np.diag(self.bandwidth**2)
 
-    def cdf(self, t: npt.ArrayLike, coordinate: int) -> Array:
+    def cdf(self, t: npt.ArrayLike, coordinate: int) -> Vector:
         """P(Y ≤ t) of one coordinate; (n,) for a number t, (n, g) for g of them."""
         y, h = self._column(coordinate)
         t = as_numbers("cdf: t", t, finite=False)
@@ -74,7 +91,7 @@ class Mixture:
             raise ValueError(f"cdf: t has shape {t.shape}, expected a number or (g,)")
         return self.weights @ _below(t - y.reshape(-1, *[1] * t.ndim), h)
 
-    def quantile(self, q: npt.ArrayLike, coordinate: int) -> Array:
+    def quantile(self, q: npt.ArrayLike, coordinate: int) -> Vector:
         """Smallest t with P(Y ≤ t) ≥ q; (n,) for a number q, (n, k) for k of them."""
         y, h = self._column(coordinate)
         levels = as_numbers("quantile: q", q, finite=False)
@@ -84,7 +101,7 @@ class Mixture:
         found = self._atom_quantile(flat, y) if h == 0 else self._smooth_quantile(flat, y, h)
         return found.reshape(len(self.weights), *levels.shape)
 
-    def _atom_quantile(self, levels: Array, y: Array) -> Array:
+    def _atom_quantile(self, levels: Vector, y: Vector) -> Matrix:
         order = np.argsort(y, kind="stable")
         below = np.cumsum(self.weights[:, order], axis=1)
         # With ties or sums of just under one, the last atom of positive weight.
@@ -92,7 +109,7 @@ class Mixture:
         position = (below[:, None, :] < levels[:, None] - ROUNDING).sum(axis=2)
         return y[order][np.minimum(position, last[:, None])]
 
-    def _smooth_quantile(self, levels: Array, y: Array, h: float) -> Array:
+    def _smooth_quantile(self, levels: Vector, y: Vector, h: float) -> Matrix:
         reach = h * (1 - ndtri(min(levels.min(), 1 - levels.max())))
         low = np.full((len(self.weights), len(levels)), y.min() - reach)
         high = np.full_like(low, y.max() + reach)
@@ -105,7 +122,7 @@ class Mixture:
             low, high = np.where(reached, low, middle), np.where(reached, middle, high)
         return high
 
-    def cvar(self, level: float, coordinate: int, tail: Literal["lower", "upper"] = "lower") -> Array:
+    def cvar(self, level: float, coordinate: int, tail: Literal["lower", "upper"] = "lower") -> Vector:
         """Mean of the lowest, or highest, share ``level`` of one coordinate; (n,).
 
         By q ∓ E(q − Y)₊/level at the quantile q, which also divides an atom that the share cuts through.
@@ -128,18 +145,18 @@ class Mixture:
         coordinates: int | Sequence[int] = 0,
         bandwidth: npt.ArrayLike | None = None,
         where: Mapping[int, float] | None = None,
-    ) -> Array:
+    ) -> Matrix:
         """Density of some coordinates, the others integrated out; (n, g).
 
         Parameters
         ----------
         at : (g,) or (g, c) array
-            Where, for one coordinate or for c of them.
+            The points, for one coordinate or for c of them.
         coordinates : int or sequence of int
         bandwidth : float or (c,) array, optional
             Smoothing in place of the law's own; the weights stay as they were matched.
         where : dict, optional
-            Values of projected coordinates: the joint of their mass and the density.
+            Values of projected coordinates: the result is joint in their mass and the density.
         """
         chosen = np.atleast_1d(np.asarray(coordinates))
         h = self.bandwidth[[self._index(c) for c in chosen]]
@@ -165,7 +182,13 @@ class Mixture:
     def pmf(self, coordinates: int | Sequence[int]) -> MassFunction:
         """Probabilities of the support that a coordinate was projected on, or of several jointly.
 
-        Of several, the support is every combination (k, c) of their values.
+        For several, the support is every combination (k, c) of their values.
+
+        Examples
+        --------
+        >>> atoms, support = np.array([[0.0], [1.0]]), {0: np.array([0.0, 1.0])}
+        >>> Mixture(atoms, np.array([[0.25, 0.75]]), np.zeros(1), support).pmf(0).probability.tolist()
+        [[0.25, 0.75]]
         """
         chosen = np.atleast_1d(np.asarray(coordinates))
         supports = [self._support("pmf", coordinate) for coordinate in chosen]
@@ -173,7 +196,7 @@ class Mixture:
         is_there = (self.atoms[:, None, chosen] == points).all(axis=2)
         return MassFunction(points[:, 0] if np.ndim(coordinates) == 0 else points, self.weights @ is_there)
 
-    def expectation(self, function: Callable[[Array], npt.ArrayLike]) -> Array:
+    def expectation(self, function: ReturnFunction) -> Vector:
         """E f(Y); (n,). ``function`` takes points (k, d) and gives k numbers.
 
         Each atom's Gaussian is replaced by the same low-discrepancy nodes.
@@ -194,7 +217,7 @@ class Mixture:
             )
         return self.weights @ values.reshape(nodes.shape[:2]).mean(axis=1)
 
-    def prob(self, event: Event) -> Array:
+    def prob(self, event: Event) -> Vector:
         """Probability of an event; (n,).
 
         Parameters
@@ -216,17 +239,14 @@ class Mixture:
             inside *= (y >= a) & (y <= b) if h == 0 else ndtr((b - y) / h) - ndtr((a - y) / h)
         return self.weights @ inside
 
-    def _index(self, coordinate: Any) -> int:
-        dim = self.atoms.shape[1]
-        if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
-            raise ValueError(f"coordinate {shown(coordinate)} is not one of 0 to {dim - 1}")
-        return int(coordinate)
+    def _index(self, coordinate: int) -> int:
+        return checked_coordinate(coordinate, self.atoms.shape[1])
 
-    def _column(self, coordinate: int) -> tuple[Array, float]:
+    def _column(self, coordinate: int) -> tuple[Vector, float]:
         index = self._index(coordinate)
         return self.atoms[:, index], float(self.bandwidth[index])
 
-    def _support(self, name: str, coordinate: int) -> Array:
+    def _support(self, name: str, coordinate: int) -> Vector:
         if self._index(coordinate) not in self.supports:
             raise ValueError(
                 f"{name}: coordinate {coordinate} was not projected on a support; give "
@@ -235,6 +255,13 @@ class Mixture:
         return self.supports[coordinate]
 
 
-def _below(distance: Array, h: float) -> Array:
+def checked_coordinate(coordinate: object, dim: int, whose: str = "") -> int:
+    """A coordinate of the return, from 0 to d − 1."""
+    if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
+        raise ValueError(f"{whose}coordinate {shown(coordinate)} is not one of 0 to {dim - 1}")
+    return int(coordinate)
+
+
+def _below(distance: Vector, h: float) -> Vector:
     """P(N(0, h²) ≤ distance)."""
     return (distance >= 0).astype(np.float64) if h == 0 else ndtr(distance / h)

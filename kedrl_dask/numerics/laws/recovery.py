@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,10 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial import cKDTree
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.laws.mixture import Mixture
+from kedrl_dask.numerics.laws.mixture import Mixture, checked_coordinate
 from kedrl_dask.numerics.laws.simplex import SimplexProblem, minimise, minimise_by_adam
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.checks import as_numbers, check_number, is_word, shown
+from kedrl_dask.utils.arrays import Atoms, Mask, Matrices, Matrix, Real, Vector, Weights
+from kedrl_dask.utils.checks import as_numbers, check_number, check_word, is_word, shown
 
 __all__ = ["Recovered", "RecoverySettings", "auto_bandwidth", "recover_law"]
 
@@ -51,14 +51,14 @@ class RecoverySettings:
     ----------
     ridge : "auto" or float
         λ₂ on ‖w − w₀‖². "auto" takes 3·10⁻⁴ of the largest eigenvalue of K_Z, a share so that it means the
-        same for any number of atoms and any kernel: on the simulation study errors are flat from a tenth to
-        three times this.
+        same for any number of atoms and any kernel: on the simulation study errors are flat from a tenth of
+        this to three times as much.
     bandwidth : "auto", float, (d,) array or dict
-        Standard deviation of the Gaussian smoothing of each coordinate, of which projected ones have none.
-        A dict has it, as a number or "auto", for the coordinates that are to be smoothed, and no other is.
-        It is part of the matching, so that it does not widen the law. See :func:`auto_bandwidth`.
+        Standard deviation of the Gaussian smoothing of each coordinate; projected ones have none. A dict
+        gives it, as a number or "auto", for the coordinates to be smoothed, and no others are. It is part of
+        the matching, so that it does not widen the law. See :func:`auto_bandwidth`.
     projected : dict
-        Support on which each of some coordinates is projected.
+        Supports on which coordinates are projected, by coordinate.
     divergence : float
         λ_KL on KL(w‖w₀), which is finite only where w₀ is positive.
     dictionary_ridge : "auto", float or None
@@ -79,7 +79,7 @@ class RecoverySettings:
     solver: Literal["interior-point", "adam"] = "interior-point"
 
     def __post_init__(self) -> None:
-        """Refuse settings that define no problem."""
+        """Check that the settings define a problem."""
         for name in ("ridge", "divergence", "dictionary_ridge"):
             value = getattr(self, name)
             if (is_word(value, "auto") and name != "divergence") or (value is None and name[0] == "d"):
@@ -89,15 +89,11 @@ class RecoverySettings:
             raise ValueError(
                 f"recover: projected must be a dict of supports by coordinate, got {shown(self.projected)}"
             )
-        for name, known in (
-            ("reference", ("positive", "uniform")),
-            ("solver", ("interior-point", "adam")),
-        ):
-            if not is_word(getattr(self, name), *known):
-                raise ValueError(f"recover: {name} must be one of {known}, got {shown(getattr(self, name))}")
+        check_word("recover: reference", self.reference, ("positive", "uniform"))
+        check_word("recover: solver", self.solver, ("interior-point", "adam"))
 
-    def resolved(self, atoms: Array, gram: Array) -> RecoverySettings:
-        """The same with numbers in place of "auto", checked against the atoms."""
+    def resolved(self, atoms: Atoms, gram: Matrix) -> RecoverySettings:
+        """The settings with "auto" replaced by numbers, checked against the atoms."""
         supports = _supports(self.projected or {}, atoms.shape[1])
         bandwidth = _bandwidths(self.bandwidth, atoms, supports)
         largest = float(np.linalg.eigvalsh(gram)[-1])
@@ -108,7 +104,7 @@ class RecoverySettings:
         return replace(self, ridge=ridge, bandwidth=bandwidth, projected=supports, dictionary_ridge=written)
 
 
-def auto_bandwidth(atoms: npt.ArrayLike) -> Array:
+def auto_bandwidth(atoms: npt.ArrayLike) -> Vector:
     """Bandwidth of each coordinate from the spacing of the atoms; (d,).
 
     Half the median distance to the nearest atom, with coordinates in units of the atoms' standard deviation.
@@ -130,7 +126,7 @@ def auto_bandwidth(atoms: npt.ArrayLike) -> Array:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Recovered(Mixture):
-    """Laws recovered from embeddings, with what to judge them by; summaries are those of :class:`Mixture`.
+    """Laws recovered from embeddings, with their diagnostics; summaries are those of :class:`Mixture`.
 
     Attributes
     ----------
@@ -139,7 +135,7 @@ class Recovered(Mixture):
     gap : (n,) array
         How far at most the objective is above its minimum.
     converged : (n,) bool array
-        Whether the gap is below 10⁻¹⁰ of k_Z(z, z).
+        Whether the gap is below 10⁻¹⁰·k_Z(z, z).
     objective : (n,) array
         Value of the paper's criterion at the weights.
     coefficients : (n, m) array
@@ -149,21 +145,36 @@ class Recovered(Mixture):
     kernel : Matern
         The return kernel.
     settings : RecoverySettings
-        What was used, "auto" resolved.
+        The settings used, with "auto" resolved.
+
+    Examples
+    --------
+    >>> settings = RecoverySettings(bandwidth=0.0)
+    >>> law = recover_law([[0.4, 0.8, -0.2]], [[0.0], [1.0], [2.0]], Matern(), settings)
+    >>> law.weights.round(3).tolist(), law.converged.tolist()
+    ([[0.399, 0.601, 0.0]], [True])
+    >>> law.mean().round(3).tolist(), law.quantile(0.5, 0).tolist()
+    ([[0.601]], [1.0])
+    >>> law.under(ridge=1e-2).mean().round(3).tolist(), law.sensitivity.mean().round(3).tolist()
+    ([[0.603]], [[0.602]])
+    >>> law.differs(lambda other: other.mean(), tolerance=0.1).tolist()
+    [[False]]
+    >>> {name: flag.tolist() for name, flag in law.flags.items()}
+    {'not_converged': [False], 'residual': [True], 'sensitive': [False]}
     """
 
-    residual: Array
-    relative_residual: Array
-    gap: Array
-    converged: Array
-    objective: Array
-    coefficients: Array
-    grid: Array
+    residual: Vector
+    relative_residual: Vector
+    gap: Vector
+    converged: Mask
+    objective: Vector
+    coefficients: Weights
+    grid: Atoms
     kernel: Matern
     settings: RecoverySettings
 
     def __repr__(self) -> str:
-        """How many laws of what, and how far they are from what they stand for."""
+        """Sizes, and how far the laws are from the embeddings."""
         (n, m), d = self.weights.shape, self.atoms.shape[1]
         return (
             f"{type(self).__name__}: {n} laws of {d} coordinates on {m} atoms; relative residual up to "
@@ -176,14 +187,14 @@ class Recovered(Mixture):
 
     @cached_property
     def sensitivity(self) -> Recovered:
-        """The laws with ten times the ridge and half the bandwidth, solved when first asked for.
+        """The laws with ten times the ridge and half the bandwidth, solved on first access.
 
-        In place of ten times a ridge of zero, the automatic one.
+        A ridge of zero is replaced by the automatic one.
         """
         ridge = float(self.settings.ridge)
         return self.under(ridge=10 * ridge if ridge > 0 else "auto", bandwidth=0.5 * self.bandwidth)
 
-    def differs(self, summary: Callable[[Mixture], Array], tolerance: npt.ArrayLike) -> Array:
+    def differs(self, summary: Callable[[Mixture], Real], tolerance: npt.ArrayLike) -> Mask:
         """Where a summary differs by more than ``tolerance`` under :attr:`sensitivity`.
 
         ``recovered.differs(lambda law: law.cvar(0.1, 0), tolerance=0.05)``
@@ -191,8 +202,8 @@ class Recovered(Mixture):
         return np.asarray(np.abs(summary(self) - summary(self.sensitivity)) > tolerance)
 
     @cached_property
-    def flags(self) -> dict[str, Array]:
-        """What speaks against the law at each input, as (n,) bool arrays.
+    def flags(self) -> dict[str, Mask]:
+        """Reasons to doubt the law at each input, as (n,) bool arrays.
 
         ``not_converged``; ``residual``: the relative residual is above 0.1; ``sensitive``: the mean or the
         10, 50 or 90 % quantile of a coordinate moves by more than a tenth of its standard deviation
@@ -202,7 +213,7 @@ class Recovered(Mixture):
         # A law of one value has no spread; its mean still moves by rounding.
         tolerance = LARGE_DIFFERENCE * spread + ROUNDING * np.abs(self.atoms).max(axis=0)
 
-        def location(law: Mixture) -> Array:
+        def location(law: Mixture) -> Matrices:
             columns = [law.quantile(COMPARED_LEVELS, c) for c in range(law.atoms.shape[1])]
             return np.concatenate([law.mean()[:, :, None], np.stack(columns, axis=1)], axis=2)
 
@@ -239,7 +250,7 @@ def recover_law(
     gram = kernel(grid, grid)
     used = (settings or RecoverySettings()).resolved(grid, gram)
     atoms = grid.copy()
-    supports: Mapping[int, Any] = used.projected or {}
+    supports = cast("Mapping[int, Vector]", used.projected)
     for coordinate, support in supports.items():
         nearest = np.abs(grid[:, coordinate, None] - support).argmin(axis=1)
         atoms[:, coordinate] = support[nearest]
@@ -265,8 +276,8 @@ def recover_law(
 
 
 def _problem(
-    omega: Array, gram: Array, cross: Array, own: Array, used: RecoverySettings
-) -> tuple[SimplexProblem, Array]:
+    omega: Weights, gram: Matrix, cross: Matrix, own: Matrix, used: RecoverySettings
+) -> tuple[SimplexProblem, Vector]:
     """The criterion as a quadratic form in w, and its constant."""
     n, m = omega.shape
     ridge, written = float(used.ridge), used.dictionary_ridge
@@ -290,7 +301,7 @@ def _problem(
     return problem, constant + ridge * (reference**2).sum(axis=1)
 
 
-def _checked(coefficients: npt.ArrayLike, grid: npt.ArrayLike) -> tuple[Array, Array]:
+def _checked(coefficients: npt.ArrayLike, grid: npt.ArrayLike) -> tuple[Weights, Atoms]:
     grid = as_numbers("recover: grid", grid, finite=False)
     omega = as_numbers("recover: coefficients", coefficients, finite=False)
     if grid.ndim != 2 or not np.isfinite(grid).all():
@@ -303,21 +314,20 @@ def _checked(coefficients: npt.ArrayLike, grid: npt.ArrayLike) -> tuple[Array, A
     return omega, grid
 
 
-def _supports(projected: Mapping[int, npt.ArrayLike], dim: int) -> dict[int, Array]:
+def _supports(projected: Mapping[int, npt.ArrayLike], dim: int) -> dict[int, Vector]:
     supports = {}
     for coordinate, given in projected.items():
+        index = checked_coordinate(coordinate, dim, "recover: projected ")
         support = np.unique(as_numbers(f"recover: the support of {shown(coordinate)}", given, finite=False))
-        if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
-            raise ValueError(f"recover: projected coordinate {coordinate!r} is not one of 0 to {dim - 1}")
         if support.size == 0 or not np.isfinite(support).all():
             raise ValueError(
                 f"recover: the support of coordinate {coordinate} must be finite numbers, got {shown(given)}"
             )
-        supports[int(coordinate)] = support
+        supports[index] = support
     return supports
 
 
-def _bandwidths(given: Any, atoms: Array, supports: Mapping[int, Array]) -> Array:
+def _bandwidths(given: object, atoms: Atoms, supports: Mapping[int, Vector]) -> Vector:
     """The bandwidth of each coordinate, zero for projected ones."""
     dim = atoms.shape[1]
     words = f"'auto', a number ≥ 0 or {dim} of them, or a dict"
@@ -343,7 +353,7 @@ def _bandwidths(given: Any, atoms: Array, supports: Mapping[int, Array]) -> Arra
     return result
 
 
-def _automatic(atoms: Array, supports: Mapping[int, Array]) -> Array:
+def _automatic(atoms: Atoms, supports: Mapping[int, Vector]) -> Vector:
     """:func:`auto_bandwidth` of the coordinates that vary; one that does not may be projected."""
     kept = [c for c in range(atoms.shape[1]) if c not in supports or np.ptp(atoms[:, c]) > 0]
     bandwidth = np.zeros(atoms.shape[1])

@@ -5,12 +5,12 @@ min_w ½wᵀPw − qᵀw + κ·KL(w‖w₀) over w ≥ 0, Σw = 1, with one P an
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import softmax, xlogy
 
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Indices, Mask, Matrices, Matrix, Vector, Weights
 
 __all__ = ["SimplexProblem", "SimplexSolution", "minimise", "minimise_by_adam"]
 
@@ -30,12 +30,12 @@ class SimplexProblem(NamedTuple):
     Where κ > 0, weights are zero wherever their reference is, or the divergence would be infinite.
     """
 
-    quadratic: Array
-    linear: Array
+    quadratic: Matrix
+    linear: Matrix
     divergence: float
-    reference: Array
+    reference: Weights
 
-    def value(self, weights: Array) -> Array:
+    def value(self, weights: Weights) -> Vector:
         """The objective; (n,)."""
         value = ((0.5 * weights @ self.quadratic - self.linear) * weights).sum(axis=1)
         if self.divergence > 0:
@@ -44,7 +44,7 @@ class SimplexProblem(NamedTuple):
             value += self.divergence * xlogy(weights, ratio).sum(axis=1)
         return value
 
-    def gradient(self, weights: Array) -> Array:
+    def gradient(self, weights: Weights) -> Matrix:
         """Its gradient; infinite at zero weights where κ > 0."""
         gradient = weights @ self.quadratic - self.linear
         if self.divergence > 0:
@@ -54,28 +54,28 @@ class SimplexProblem(NamedTuple):
         return gradient
 
     @property
-    def allowed(self) -> Array:
-        """Where a weight may be positive; (n, m)."""
+    def allowed(self) -> Mask:
+        """Which weights may be positive; (n, m)."""
         return self.reference > 0 if self.divergence > 0 else np.ones(self.linear.shape, dtype=bool)
 
-    def gap(self, weights: Array) -> Array:
-        """How far at most the objective is above its minimum: gᵀw − min g, by convexity; (n,)."""
+    def gap(self, weights: Weights) -> Vector:
+        """Upper bound gᵀw − min g, by convexity, of the objective minus its minimum; (n,)."""
         gradient = self.gradient(weights)
         inner = np.where(weights > 0, gradient, 0.0) * weights
         gap = inner.sum(axis=1) - np.where(self.allowed, gradient, np.inf).min(axis=1)
         return np.maximum(gap, 0.0)
 
-    def rows(self, rows: Any) -> SimplexProblem:
+    def rows(self, rows: slice | Indices) -> SimplexProblem:
         """Some of the problems."""
         return self._replace(linear=self.linear[rows], reference=self.reference[rows])
 
 
 class SimplexSolution(NamedTuple):
-    """Weights (n, m), the value of each problem, and how far above its minimum it is at most."""
+    """Weights (n, m), the value of each problem, and the bound of its distance from the minimum."""
 
-    weights: Array
-    value: Array
-    gap: Array
+    weights: Weights
+    value: Vector
+    gap: Vector
     n_iterations: int
 
 
@@ -101,7 +101,7 @@ def minimise(problem: SimplexProblem, tolerance: float) -> SimplexSolution:
     return SimplexSolution(weights, problem.value(weights), problem.gap(weights), iterations)
 
 
-def _interior_point(problem: SimplexProblem, tolerance: float) -> tuple[Array, int]:
+def _interior_point(problem: SimplexProblem, tolerance: float) -> tuple[Weights, int]:
     """Weights of a batch; problems leave it as they are solved."""
     allowed = problem.allowed
     best = allowed / allowed.sum(axis=1, keepdims=True)
@@ -139,7 +139,7 @@ def _interior_point(problem: SimplexProblem, tolerance: float) -> tuple[Array, i
 
 
 def _keep_better(
-    problem: SimplexProblem, rows: Array, candidates: Array, best: Array, best_gap: Array
+    problem: SimplexProblem, rows: Indices, candidates: Weights, best: Weights, best_gap: Vector
 ) -> None:
     gap = problem.rows(rows).gap(candidates)
     better = gap < best_gap[rows]
@@ -147,8 +147,8 @@ def _keep_better(
 
 
 def _newton_step(
-    problem: SimplexProblem, weights: Array, slacks: Array, level: Array, centring: Array
-) -> tuple[Array, Array, Array]:
+    problem: SimplexProblem, weights: Weights, slacks: Matrix, level: Matrix, centring: Vector
+) -> tuple[Matrix, Matrix, Matrix]:
     """Step of (w, s, y) towards g(w) − s + y·1 = 0, 1ᵀw = 1 and w∘s = centring·(wᵀs/m)."""
     n, m = weights.shape
     allowed = problem.allowed
@@ -160,23 +160,26 @@ def _newton_step(
     if not allowed.all():
         system *= allowed[:, :, None] & allowed[:, None, :]
     system[:, np.arange(m), np.arange(m)] += np.where(allowed, (slacks + problem.divergence) / safe, 1.0)
-    sides = np.stack([pull - dual, allowed.astype(np.float64)], axis=2)
-    solved = np.linalg.solve(system, sides)
-    free, by_level = solved[:, :, 0], solved[:, :, 1]
     # 1ᵀdw = 1 − 1ᵀw fixes the change of y.
-    missing = 1 - weights.sum(axis=1)
-    level_step = ((free.sum(axis=1) - missing) / by_level.sum(axis=1))[:, None]
-    step = free - level_step * by_level
+    step, level_step = _solve_with_sum(system, pull - dual, allowed, 1 - weights.sum(axis=1))
     return step, np.where(allowed, pull - slacks / safe * step, 0.0), level_step
 
 
-def _to_boundary(values: Array, step: Array) -> Array:
+def _solve_with_sum(system: Matrices, side: Matrix, allowed: Mask, total: Vector) -> tuple[Matrix, Matrix]:
+    """x (n, m) and y (n, 1) with Ax + y·1 = side on the allowed entries, and 1ᵀx = total."""
+    solved = np.linalg.solve(system, np.stack([side, allowed.astype(np.float64)], axis=2))
+    free, by_level = solved[:, :, 0], solved[:, :, 1]
+    level = ((free.sum(axis=1) - total) / by_level.sum(axis=1))[:, None]
+    return free - level * by_level, level
+
+
+def _to_boundary(values: Matrix, step: Matrix) -> Vector:
     """Largest multiple of the step that leaves the values nonnegative; (n,)."""
     ratio = np.divide(values, -step, out=np.full(values.shape, np.inf), where=step < 0)
     return ratio.min(axis=1)
 
 
-def _polish(problem: SimplexProblem, weights: Array, slacks: Array) -> Array:
+def _polish(problem: SimplexProblem, weights: Weights, slacks: Matrix) -> Weights:
     """The minimisers if exactly the weights that exceed their slack are positive, clipped to the simplex."""
     n, m = weights.shape
     positive = weights > slacks
@@ -185,11 +188,8 @@ def _polish(problem: SimplexProblem, weights: Array, slacks: Array) -> Array:
     # The jitter keeps a solution where P is singular; the gap of the result is judged without it.
     jitter = 1e-15 * (np.trace(problem.quadratic) + np.abs(problem.linear).max(initial=0.0))
     system[:, np.arange(m), np.arange(m)] += np.where(positive, jitter, 1.0)
-    sides = np.stack([problem.linear * positive, positive.astype(np.float64)], axis=2)
-    solved = np.linalg.solve(system, sides)
-    free, by_level = solved[:, :, 0], solved[:, :, 1]
-    level = (free.sum(axis=1) - 1) / by_level.sum(axis=1)
-    found = np.maximum(np.where(positive, free - level[:, None] * by_level, 0.0), 0.0)
+    solved, _ = _solve_with_sum(system, problem.linear * positive, positive, np.ones(n))
+    found = np.maximum(np.where(positive, solved, 0.0), 0.0)
     mass = found.sum(axis=1, keepdims=True)
     return np.divide(found, mass, out=weights / weights.sum(axis=1, keepdims=True), where=mass > 0)
 
@@ -197,9 +197,9 @@ def _polish(problem: SimplexProblem, weights: Array, slacks: Array) -> Array:
 def minimise_by_adam(
     problem: SimplexProblem, n_iterations: int = 20_000, learning_rate: float = 1e-2
 ) -> SimplexSolution:
-    """The paper's way: w = softmax(θ), Adam from the reference (subsec:expedia_density_recovery).
+    """The paper's method: w = softmax(θ), Adam from the reference (subsec:expedia_density_recovery).
 
-    It has no rule to stop by and cannot reach a weight of zero; for comparison.
+    It has no stopping rule and cannot reach a weight of zero; for comparison.
     """
     # softmax⁻¹ of a zero is −∞; the reference is left by as much as double precision can hold of a weight.
     logits = np.log(np.maximum(problem.reference, 1e-12))

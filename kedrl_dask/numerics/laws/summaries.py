@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kedrl_dask.numerics.laws.mixture import Mixture
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Matrices, Matrix, Real, Vector
 
 __all__ = ["CURVES", "LEVELS", "SUMMARIES", "TAIL", "Summaries", "seen", "summarise", "thresholds"]
 
@@ -22,19 +22,19 @@ SUMMARIES = {
     "quantile": "its quantiles",
     "cvar": "mean of its lowest share, the attribute tail",
 }
-#: What there is of it at every threshold.
+#: Curves of a law, evaluated at every threshold.
 CURVES = {
     "cdf": "its distribution function at the thresholds",
     "density": "its density at the thresholds; of a coordinate without smoothing, the mass of each",
 }
-#: Steps at which smoothed distribution functions are taken, and how far beyond the outermost atoms, in
-#: bandwidths; and the most steps.
+#: Steps between thresholds of smoothed distribution functions, and how far they reach beyond the outermost
+#: atoms, in bandwidths; and the most steps.
 STEP, BEYOND, MOST_THRESHOLDS = 0.25, 3, 400
-#: Probability on either side that a picture of smooth laws leaves out.
+#: Probability on either side that a figure of smooth laws leaves out.
 UNSEEN = 5e-4
 
 
-def summarise(law: Mixture, levels: Sequence[float] = LEVELS, tail: float = TAIL) -> dict[str, Array]:
+def summarise(law: Mixture, levels: Sequence[float] = LEVELS, tail: float = TAIL) -> dict[str, Real]:
     """The summaries of n laws: (n, d) each, and (n, d, level) for the quantiles."""
     coordinates = range(law.atoms.shape[1])
     return {
@@ -45,12 +45,12 @@ def summarise(law: Mixture, levels: Sequence[float] = LEVELS, tail: float = TAIL
     }
 
 
-def thresholds(law: Mixture) -> Array:
-    """Where distribution functions are taken, as many for each coordinate; (d, T).
+def thresholds(law: Mixture) -> Matrix:
+    """Points at which distribution functions are evaluated, equally many for each coordinate; (d, T).
 
-    Without smoothing they change at atoms only. With it, they are taken at steps of a quarter of the
-    bandwidth, between which two of them miss their largest difference by less than 0.004: |F″| ≤ 0.25/h² for
-    each. A coordinate with fewer thresholds than another repeats its last one.
+    Without smoothing these are the atoms, where the functions jump. With smoothing they are a quarter of the
+    bandwidth apart, so that the largest difference between two functions is missed by less than 0.004:
+    |F″| ≤ 0.25/h² for each. A coordinate with fewer thresholds than another repeats its last one.
     """
     columns = []
     for c, (y, h) in enumerate(zip(law.atoms.T, law.bandwidth, strict=True)):
@@ -62,29 +62,29 @@ def thresholds(law: Mixture) -> Array:
     return np.stack([np.pad(column, (0, longest - len(column)), mode="edge") for column in columns])
 
 
-def seen(cdf: Array) -> slice:
-    """The thresholds at which a picture of laws (n, T) has anything to show, and one more on either side."""
+def seen(cdf: Matrix) -> slice:
+    """The thresholds at which distribution functions (n, T) change visibly, and one more on either side."""
     inside = np.flatnonzero(((cdf > UNSEEN) & (cdf < 1 - UNSEEN)).any(axis=0))
     return slice(max(inside[0] - 1, 0), inside[-1] + 2) if inside.size else slice(None)
 
 
 @dataclass(frozen=True, eq=False)
 class Summaries:
-    """What is asked of every law, also in one array, so that a replicate recovers it once.
+    """The numbers computed for every law; packed in one array, so that a replicate is recovered once.
 
     Attributes
     ----------
     levels, tail
         Levels of the quantiles, and share of the tail mean.
     thresholds : (d, T) array
-        Where the curves of each coordinate are taken.
+        Points at which the curves of each coordinate are evaluated.
     """
 
     levels: Sequence[float]
     tail: float
-    thresholds: Array
+    thresholds: Matrix
 
-    def __call__(self, law: Mixture) -> dict[str, Array]:
+    def __call__(self, law: Mixture) -> dict[str, Real]:
         """Summaries and curves of n laws by name: (n, d), (n, d, level) or (n, d, T)."""
         return summarise(law, self.levels, self.tail) | {
             "cdf": np.stack([law.cdf(t, c) for c, t in enumerate(self.thresholds)], axis=1),
@@ -93,7 +93,7 @@ class Summaries:
 
     @property
     def width(self) -> int:
-        """How many numbers there are of one coordinate."""
+        """Number of values for each coordinate."""
         return sum(self._sizes.values())
 
     @property
@@ -101,13 +101,13 @@ class Summaries:
         numbers = {name: len(self.levels) if name == "quantile" else 1 for name in SUMMARIES}
         return numbers | {name: int(self.thresholds.shape[1]) for name in CURVES}
 
-    def pack(self, law: Mixture) -> Array:
+    def pack(self, law: Mixture) -> Matrices:
         """The same in one array (n, d, k)."""
         return np.concatenate(
             [value[..., None] if value.ndim == 2 else value for value in self(law).values()], axis=2
         )
 
-    def unpack(self, values: Array) -> dict[str, Array]:
+    def unpack(self, values: Matrices) -> dict[str, Real]:
         """By name again, from an array (…, n, d, k)."""
         sizes = self._sizes
         parts = np.split(values, np.cumsum(list(sizes.values()))[:-1], axis=-1)
@@ -117,12 +117,12 @@ class Summaries:
         }
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Dimensions of a summary or curve, after that of the policy or pair."""
+        """Dimensions of a summary or curve, following that of the policy or pair."""
         further = {"quantile": ("level",)} | dict.fromkeys(CURVES, ("threshold",))
         return ("input", "coordinate", *further.get(name, ()))
 
 
-def _density(law: Mixture, t: Array, coordinate: int) -> Array:
+def _density(law: Mixture, t: Vector, coordinate: int) -> Matrix:
     if law.bandwidth[coordinate] > 0:
         return law.density(t, coordinate)
     return law.weights @ (law.atoms[:, coordinate, None] == t)

@@ -1,18 +1,22 @@
 """Policies: how actions are drawn given a state, and with what density.
 
-The parametric families are location-scale; ``Regressor`` has any regressor's prediction for a location, and
-``Function`` takes any sampler. Imports ``kernels`` and ``utils``.
+``base`` holds the interface and what all location-scale policies share, ``families`` the parametric ones,
+``function`` those given by code: :class:`Regressor` takes its location from any regressor, and
+:class:`Function` takes any sampler. Imports ``kernels`` and ``utils``.
 """
 
-from kedrl_dask.numerics.policies.families import (
-    Function,
-    Gaussian,
-    LocationScale,
-    Logistic,
-    Policy,
-    Regressor,
-    Uniform,
-    from_dict,
-)
+from kedrl_dask.numerics.policies.base import Policy, PolicyError
+from kedrl_dask.numerics.policies.families import Gaussian, LocationScale, Logistic, Uniform, from_dict
+from kedrl_dask.numerics.policies.function import Function, Regressor
 
-__all__ = ["Function", "Gaussian", "LocationScale", "Logistic", "Policy", "Regressor", "Uniform", "from_dict"]
+__all__ = [
+    "Function",
+    "Gaussian",
+    "LocationScale",
+    "Logistic",
+    "Policy",
+    "PolicyError",
+    "Regressor",
+    "Uniform",
+    "from_dict",
+]

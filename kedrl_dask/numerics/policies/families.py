@@ -1,70 +1,28 @@
-"""Policies: how actions are drawn given a state, and with what density.
+"""The parametric families, all location-scale: a = sᵀΘ + b + scale(s)·n.
 
-The parametric families are location-scale: a = sᵀΘ + b + scale(s)·n, with independent standard noise n in
-each action coordinate. :class:`Regressor` has any regressor's prediction for a location, and
-:class:`Function` takes any sampler.
+The standard noise n is independent in each action coordinate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from numbers import Integral
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from numpy.random import Generator
 
-from kedrl_dask.numerics.policies.location_scale import Immutable, NoisyLocation, Regressor, precision
+from kedrl_dask.numerics.policies.base import NoisyLocation
 from kedrl_dask.numerics.policies.noise import GaussianNoise, LogisticNoise, UniformNoise
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.checks import as_numbers, check_count, is_word, shown
+from kedrl_dask.utils.arrays import Actions, Matrix, Points, Record, Vector
+from kedrl_dask.utils.checks import is_word, shown
 
-__all__ = [
-    "Function",
-    "Gaussian",
-    "LocationScale",
-    "Logistic",
-    "Policy",
-    "Regressor",
-    "Uniform",
-    "from_dict",
-]
-
-
-@runtime_checkable
-class Policy(Protocol):
-    """What the estimator and the simulator ask of a policy."""
-
-    @property
-    def action_dim(self) -> int | None:
-        """Number q of action coordinates; None when only a draw can tell."""
-
-    @property
-    def deterministic_draws(self) -> bool:
-        """Whether ``draws`` ignores its generator."""
-
-    @property
-    def has_log_density(self) -> bool:
-        """Whether ``log_density`` can be called."""
-
-    def draws(self, state: Array, n_draws: int, rng: Generator | None = None) -> tuple[Array, Array]:
-        """Actions (k, n, q) and weights (k,) that sum to one, k ≤ n_draws: Σ_k w_k f(a_k) ≈ E[f(A) | s]."""
-
-    def sample(self, state: Array, rng: Generator) -> Array:
-        """One random action (n, q) for each state."""
-
-    def log_density(self, state: Array, action: Array) -> Array:
-        """Logarithm (n,) of the density of each action given its state."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON."""
+__all__ = ["Gaussian", "LocationScale", "Logistic", "Uniform", "from_dict"]
 
 
 class LocationScale(NoisyLocation):
-    """Shared part of the parametric families: a = sᵀΘ + b + scale(s)·n, scale(s) = scale·exp(sᵀΘ_σ).
+    """What the parametric families share: a = sᵀΘ + b + scale(s)·n, scale(s) = scale·exp(sᵀΘ_σ).
 
-    A family declares the law of its standard noise n and what it calls the scale.
+    A family declares the law of its standard noise n and the name of its scale.
 
     Parameters
     ----------
@@ -75,16 +33,16 @@ class LocationScale(NoisyLocation):
     scale : float or (q,) array
         Factor of the noise at s = 0, positive. :class:`Uniform` calls it ``half_width``.
     scale_weights : (p, q) or (p,) array, optional
-        Slope Θ_σ of the log scale; none means a constant scale.
+        Slope Θ_σ of the log scale; None means a constant scale.
     """
 
     family: ClassVar[str]
     scale_name: ClassVar[str] = "scale"
 
-    weights: Array
-    bias: Array
-    scale: Array
-    scale_weights: Array | None
+    weights: Matrix
+    bias: Vector
+    scale: Vector
+    scale_weights: Matrix | None
 
     def __init__(
         self,
@@ -93,18 +51,16 @@ class LocationScale(NoisyLocation):
         scale: npt.ArrayLike = 1.0,
         scale_weights: npt.ArrayLike | None = None,
     ) -> None:
-        """Bring the parameters to their full shapes; refuse what defines no policy."""
+        """Bring the parameters to their full shapes."""
         slope = self._matrix("weights", weights)
         q = slope.shape[1]
-        width = self._vector(self.scale_name, scale, q)
-        if not (width > 0).all():
-            raise ValueError(f"{self._name}: {self.scale_name} must be positive, got {shown(width.tolist())}")
+        width = self._positive(self.scale_name, self._vector(self.scale_name, scale, q))
         log_slope = None if scale_weights is None else self._matrix("scale_weights", scale_weights)
         if log_slope is not None and log_slope.shape != slope.shape:
             found, expected = log_slope.shape, slope.shape
             raise ValueError(f"{self._name}: scale_weights has shape {found}, expected {expected} as weights")
-        vars(self).update(weights=slope, bias=self._vector("bias", bias, q))
-        vars(self).update(scale=width, scale_weights=log_slope)
+        bias = self._vector("bias", bias, q)
+        vars(self).update(weights=slope, bias=bias, scale=width, scale_weights=log_slope)
 
     @property
     def state_dim(self) -> int:
@@ -116,19 +72,25 @@ class LocationScale(NoisyLocation):
         """Number q of action coordinates."""
         return self.weights.shape[1]
 
-    def location(self, state: Array) -> Array:
-        """Location sᵀΘ + b, shape (n, q)."""
+    def location(self, state: Points) -> Actions:
+        """Location sᵀΘ + b; (n, q)."""
         return self._checked_state(state) @ self.weights + self.bias
 
-    def scale_at(self, state: Array) -> Array:
-        """Scale of the noise, scale·exp(sᵀΘ_σ), shape (n, q)."""
+    def scale_at(self, state: Points) -> Actions:
+        """Scale of the noise, scale·exp(sᵀΘ_σ); (n, q)."""
         state = self._checked_state(state)
         if self.scale_weights is None:
             return np.broadcast_to(self.scale, (len(state), self.action_dim))
         return self.scale * np.exp(state @ self.scale_weights)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Family and parameters as plain numbers, for JSON; :func:`from_dict` is the inverse."""
+    def to_dict(self) -> Record:
+        """Family and parameters as plain numbers, for JSON; :func:`from_dict` is the inverse.
+
+        Examples
+        --------
+        >>> Gaussian([0.5], scale=2.0).to_dict()
+        {'family': 'gaussian', 'weights': [[0.5]], 'bias': [0.0], 'scale': [2.0], 'scale_weights': None}
+        """
         numbers = {k: None if v is None else v.tolist() for k, v in self._parameters().items()}
         return {"family": self.family, **numbers}
 
@@ -141,11 +103,11 @@ class LocationScale(NoisyLocation):
         given = (f"{k}={v.tolist()}" for k, v in self._parameters().items() if v is not None)
         return f"{self._name}({', '.join(given)})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild through the constructor, so that a copy from another process is locked as well."""
+    def __reduce__(self) -> tuple[type[LocationScale], tuple[object, ...]]:
+        """Rebuild through the constructor, so that a copy in another process is read-only as well."""
         return type(self), tuple(self._parameters().values())
 
-    def _parameters(self) -> dict[str, Array | None]:
+    def _parameters(self) -> dict[str, Vector | None]:
         """Parameters by the names, and in the order, of the constructor."""
         return {
             "weights": self.weights,
@@ -154,29 +116,20 @@ class LocationScale(NoisyLocation):
             "scale_weights": self.scale_weights,
         }
 
-    def _matrix(self, name: str, given: npt.ArrayLike) -> Array:
-        value = as_numbers(f"{self._name}: {name}", given, finite=False)
+    def _matrix(self, name: str, given: npt.ArrayLike) -> Matrix:
+        value = self._locked(name, given)
         value = value[:, None] if value.ndim == 1 else value
         if value.ndim != 2 or value.size == 0:
             raise ValueError(
                 f"{self._name}: {name} has shape {value.shape}, expected (state_dim, action_dim), "
                 "or (state_dim,) for a scalar action"
             )
-        return self._locked(name, value)
-
-    def _vector(self, name: str, given: npt.ArrayLike, q: int) -> Array:
-        value = as_numbers(f"{self._name}: {name}", given, finite=False)
-        if value.shape not in ((), (1,), (q,)):
-            raise ValueError(f"{self._name}: {name} has shape {value.shape}, expected a number or ({q},)")
-        return self._locked(name, np.broadcast_to(value, (q,)).copy())
-
-    def _locked(self, name: str, value: Array) -> Array:
-        if not np.isfinite(value).all():
-            raise ValueError(f"{self._name}: {name} must be finite, got {shown(value.tolist())}")
-        value.flags.writeable = False
         return value
 
-    def _checked_state(self, state: Array) -> Array:
+    def _vector(self, name: str, given: npt.ArrayLike, q: int) -> Vector:
+        return self._locked(name, given, (q,))
+
+    def _checked_state(self, state: Points) -> Points:
         state = np.asarray(state)
         if state.dtype.kind not in "biuf" or state.ndim != 2 or state.shape[1] != self.state_dim:
             raise ValueError(
@@ -194,7 +147,6 @@ class Gaussian(LocationScale):
 
     Examples
     --------
-    >>> import numpy as np
     >>> policy = Gaussian(weights=[1.0, -1.0], bias=0.5, scale=2.0)
     >>> actions, weights = policy.draws(np.array([[1.0, 1.0]]), 3)
     >>> round(float(weights @ actions[:, 0, 0] ** 2), 12)  # bias² + scale²
@@ -210,6 +162,12 @@ class Uniform(LocationScale):
 
     In the letters of ``tab:policy_params``, where θ_L = θ_U: Θ = θ_L, b = (ε_L + ε_U)/2 and
     half_width = (ε_U − ε_L)/2. The parameters are those of :class:`LocationScale`.
+
+    Examples
+    --------
+    >>> policy = Uniform([0.0], bias=1.0, half_width=2.0)
+    >>> policy.log_density(np.zeros((2, 1)), np.array([[2.5], [3.5]])).round(4).tolist()
+    [-1.3863, -inf]
     """
 
     family = "uniform"
@@ -223,11 +181,11 @@ class Uniform(LocationScale):
         half_width: npt.ArrayLike = 1.0,
         scale_weights: npt.ArrayLike | None = None,
     ) -> None:
-        """Take the half width as the scale of noise on (−1, 1)."""
+        """Use the half width as the scale of noise on (−1, 1)."""
         super().__init__(weights, bias, half_width, scale_weights)
 
     @property
-    def half_width(self) -> Array:
+    def half_width(self) -> Vector:
         """Half the length of the interval at s = 0, shape (q,)."""
         return self.scale
 
@@ -237,24 +195,30 @@ class Logistic(LocationScale):
 
     In the letters of ``tab:policy_params``: Θ = θ_ℓ, b = ε_ℓ, scale = exp(ε_sc), Θ_σ = θ_sc. The standard
     deviation is π/√3 times the scale. The parameters are those of :class:`LocationScale`.
+
+    Examples
+    --------
+    >>> policy = Logistic([1.0], scale=0.5)
+    >>> policy.sample(np.array([[0.0], [1.0]]), np.random.default_rng(0)).round(3).tolist()
+    [[0.281], [0.502]]
     """
 
     family = "logistic"
     noise = LogisticNoise()
 
 
-def from_dict(values: Mapping[str, Any]) -> LocationScale:
-    """Policy from the numbers that ``to_dict`` gave.
+def from_dict(values: Mapping[str, object]) -> LocationScale:
+    """Build a policy from the numbers of ``to_dict``.
 
     Examples
     --------
     >>> from_dict({"family": "uniform", "weights": [[0.5]], "bias": [0.0], "half_width": [2.0]})
     Uniform(weights=[[0.5]], bias=[0.0], half_width=[2.0])
     """
-    families: dict[Any, type[LocationScale]] = {c.family: c for c in (Gaussian, Uniform, Logistic)}
+    families: dict[str, type[LocationScale]] = {c.family: c for c in (Gaussian, Uniform, Logistic)}
     if not isinstance(values, Mapping):
         raise ValueError(f"a policy must be a dict of its family and parameters, got {shown(values)}")
-    parameters = dict(values)
+    parameters: Record = dict(values)
     if "family" not in parameters:
         found = shown(sorted(map(str, parameters)))
         raise ValueError(f"a policy needs a family, one of {', '.join(families)}; found {found}")
@@ -268,115 +232,3 @@ def from_dict(values: Mapping[str, Any]) -> LocationScale:
             f"than {sorted(known)}"
         )
     return families[family](**parameters)
-
-
-class Function(Immutable):
-    """Policy given by a sampler, for what the families do not cover.
-
-    Parameters
-    ----------
-    sample : callable
-        ``sample(state, rng)`` returns one action (n, q) for each row of ``state`` (n, p), with all its
-        randomness from the :class:`numpy.random.Generator` ``rng``.
-    log_density : callable, optional
-        ``log_density(state, action)`` returns (n,) values.
-    action_dim : int, optional
-        Number q of action coordinates, if it is to be checked.
-
-    Examples
-    --------
-    A policy of PyTorch, whose tensors are taken as they are, and one of d3rlpy, with noise of a tenth. The
-    package imports neither of them::
-
-        Function(lambda state, rng: actor(torch.as_tensor(state, dtype=torch.float32)))
-        Function(lambda state, rng: algo.predict(state) + 0.1 * rng.standard_normal((len(state), 1)))
-    """
-
-    deterministic_draws: ClassVar[bool] = False
-
-    action_dim: int | None
-    _sample: Callable[[Array, Generator], Array]
-    _log_density: Callable[[Array, Array], Array] | None
-
-    def __init__(
-        self,
-        sample: Callable[[Array, Generator], Array],
-        log_density: Callable[[Array, Array], Array] | None = None,
-        action_dim: int | None = None,
-    ) -> None:
-        """Keep the callables; what they return is checked at each call."""
-        if not callable(sample):
-            raise ValueError(f"Function: sample must be callable as sample(state, rng), got {shown(sample)}")
-        if log_density is not None and not callable(log_density):
-            raise ValueError(
-                "Function: log_density must be callable as log_density(state, action), "
-                f"got {shown(log_density)}"
-            )
-        if action_dim is not None:
-            check_count("Function: action_dim", action_dim)
-        vars(self).update(_sample=sample, _log_density=log_density, action_dim=action_dim)
-
-    @property
-    def has_log_density(self) -> bool:
-        """Whether a density was given."""
-        return self._log_density is not None
-
-    def draws(self, state: Array, n_draws: int, rng: Generator | None = None) -> tuple[Array, Array]:
-        """``n_draws`` samples (n_draws, n, q) with equal weights; ``rng`` is required."""
-        if rng is None:
-            raise ValueError(
-                "Function.draws: its actions are random, pass rng=numpy.random.default_rng(seed)"
-            )
-        if not isinstance(n_draws, Integral) or n_draws < 1:
-            raise ValueError(f"the number of draws must be at least 1, got {shown(n_draws)}")
-        return np.stack([self.sample(state, rng) for _ in range(n_draws)]), np.full(n_draws, 1.0 / n_draws)
-
-    def sample(self, state: Array, rng: Generator) -> Array:
-        """One random action (n, q) for each state, checked for shape and finiteness."""
-        action = self._sample(state, rng)
-        if hasattr(action, "detach"):  # a tensor that keeps its gradient, or is on another device
-            action = action.detach().cpu().numpy()
-        action = np.asarray(action)
-        q = self.action_dim
-        if action.dtype.kind not in "biuf":
-            raise ValueError(
-                f"Function: sample returned dtype {action.dtype}, expected real numbers of shape "
-                f"({len(state)}, {q or 'q'}): one row per state"
-            )
-        if action.ndim != 2 or len(action) != len(state) or q not in (None, action.shape[1]):
-            raise ValueError(
-                f"Function: sample returned shape {action.shape}, expected ({len(state)}, {q or 'q'}): "
-                "one row per state; for a scalar action return values[:, None]"
-            )
-        bad = ~np.isfinite(action.astype(np.float64)).all(axis=1)
-        if bad.any():
-            raise ValueError(
-                f"Function: sample returned {int(bad.sum())} rows that are not finite, the first for state "
-                f"{state[bad][0].tolist()}; expected finite actions: check the sampler there"
-            )
-        return action.astype(precision(state), copy=False)
-
-    def log_density(self, state: Array, action: Array) -> Array:
-        """Values (n,) of the given log density."""
-        if self._log_density is None:
-            raise ValueError("Function: no log_density was given; build Function(sample, log_density=...)")
-        values = as_numbers("Function: log_density's result", self._log_density(state, action), finite=False)
-        if values.shape != (len(state),) or np.isnan(values).any():
-            raise ValueError(
-                f"Function: log_density returned shape {values.shape} with {np.isnan(values).sum()} NaN, "
-                f"expected shape ({len(state)},) and none: one number per state-action row"
-            )
-        return values
-
-    def to_dict(self) -> dict[str, Any]:
-        """Refuse: code is not numbers."""
-        raise ValueError("Function: a sampler cannot be written as numbers; a parametric family can")
-
-    def __eq__(self, other: object) -> bool:
-        """Same callables and dimension."""
-        return isinstance(other, Function) and vars(other) == vars(self)
-
-    def __repr__(self) -> str:
-        """Names of the callables."""
-        given = [self._sample] if self._log_density is None else [self._sample, self._log_density]
-        return f"Function({', '.join(getattr(f, '__qualname__', repr(f)) for f in given)})"

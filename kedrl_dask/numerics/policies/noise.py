@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from numbers import Integral
 
 import numpy as np
 from scipy.linalg import eigh_tridiagonal
@@ -17,8 +16,8 @@ from scipy.special import ndtri
 from scipy.stats import qmc
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.checks import shown
+from kedrl_dask.utils.arrays import Points, Vector, Weights
+from kedrl_dask.utils.checks import check_count
 
 __all__ = ["GaussianNoise", "LogisticNoise", "Noise", "UniformNoise"]
 
@@ -33,19 +32,19 @@ class Noise(ABC):
     """A law on the line, symmetric about zero."""
 
     @abstractmethod
-    def quantile(self, probability: Array) -> Array:
+    def quantile(self, probability: Vector) -> Vector:
         """Quantile function."""
 
     @abstractmethod
-    def log_density(self, noise: Array) -> Array:
+    def log_density(self, noise: Vector) -> Vector:
         """Logarithm of the density."""
 
     @abstractmethod
-    def characteristic_function(self, t: Array) -> Array:
+    def characteristic_function(self, t: Vector) -> Vector:
         """E exp(i·t·n), real because the law is symmetric."""
 
     @abstractmethod
-    def recurrence(self, k: Array) -> Array:
+    def recurrence(self, k: Vector) -> Vector:
         """Recurrence coefficients β_k of the orthogonal polynomials, k = 1, 2, …"""
 
     @property
@@ -53,18 +52,17 @@ class Noise(ABC):
         """β_1."""
         return float(self.recurrence(np.array([1.0]))[0])
 
-    def sample(self, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    def sample(self, shape: tuple[int, ...], rng: np.random.Generator) -> Vector:
         """Independent draws, by inversion."""
         return self.quantile(np.maximum(rng.random(shape), _SMALLEST_PROBABILITY))
 
-    def nodes(self, n_nodes: int, dim: int) -> tuple[Array, Array]:
+    def nodes(self, n_nodes: int, dim: int) -> tuple[Points, Weights]:
         """Nodes (k, dim) and weights (k,) for the mean over ``dim`` independent coordinates, k ≤ n_nodes.
 
-        The tensor Gauss rule with as many nodes per coordinate as ``n_nodes`` allows. Where that is not
-        even two, that is 1 < ``n_nodes`` < 2^dim, as many scrambled Sobol points of equal weight.
+        The tensor Gauss rule with as many nodes per coordinate as ``n_nodes`` allows. If that is fewer than
+        two, that is for 1 < ``n_nodes`` < 2^dim, ``n_nodes`` scrambled Sobol points of equal weight.
         """
-        if not isinstance(n_nodes, Integral) or n_nodes < 1:
-            raise ValueError(f"the number of draws must be at least 1, got {shown(n_nodes)}")
+        check_count("the number of draws", n_nodes)
         return _nodes(self, n_nodes, dim)
 
     def nodes_needed(self, spread: float, kernel: Matern, tolerance: float = 1e-6, at_most: int = 32) -> int:
@@ -75,16 +73,16 @@ class Noise(ABC):
         spread : float
             Scale of the noise in units of the kernel's length.
         kernel : Matern
-            Only its smoothness matters here.
+            Only its smoothness matters.
         tolerance : float
             Largest error of the mean of the kernel over the noise, wherever its centre.
         at_most : int
-            What is returned if no fewer do.
+            Returned if no smaller number is enough.
         """
         unit = Matern(kernel.nu)
         offsets = np.linspace(0.0, 3.0, 31)[:, None] * max(1.0, spread)
 
-        def mean(n_nodes: int) -> Array:
+        def mean(n_nodes: int) -> Vector:
             nodes, weights = self.nodes(n_nodes, 1)
             return unit(offsets, spread * nodes) @ weights
 
@@ -96,19 +94,19 @@ class Noise(ABC):
 class GaussianNoise(Noise):
     """N(0, 1)."""
 
-    def quantile(self, probability: Array) -> Array:
+    def quantile(self, probability: Vector) -> Vector:
         """Φ⁻¹(u)."""
         return ndtri(probability)
 
-    def log_density(self, noise: Array) -> Array:
+    def log_density(self, noise: Vector) -> Vector:
         """−n²/2 − log √(2π)."""
         return -0.5 * noise**2 - 0.5 * np.log(2 * np.pi)
 
-    def characteristic_function(self, t: Array) -> Array:
+    def characteristic_function(self, t: Vector) -> Vector:
         """exp(−t²/2)."""
         return np.exp(-0.5 * t**2)
 
-    def recurrence(self, k: Array) -> Array:
+    def recurrence(self, k: Vector) -> Vector:
         """β_k = k (Hermite)."""
         return k
 
@@ -116,19 +114,19 @@ class GaussianNoise(Noise):
 class UniformNoise(Noise):
     """Unif(−1, 1)."""
 
-    def quantile(self, probability: Array) -> Array:
+    def quantile(self, probability: Vector) -> Vector:
         """2u − 1."""
         return 2.0 * probability - 1.0
 
-    def log_density(self, noise: Array) -> Array:
+    def log_density(self, noise: Vector) -> Vector:
         """−log 2 on [−1, 1], −∞ elsewhere."""
         return np.where(np.abs(noise) <= 1.0, -np.log(2.0), -np.inf)
 
-    def characteristic_function(self, t: Array) -> Array:
+    def characteristic_function(self, t: Vector) -> Vector:
         """sin(t)/t."""
         return np.sinc(t / np.pi)
 
-    def recurrence(self, k: Array) -> Array:
+    def recurrence(self, k: Vector) -> Vector:
         """β_k = k²/(4k² − 1) (Legendre)."""
         return k**2 / (4 * k**2 - 1)
 
@@ -136,28 +134,28 @@ class UniformNoise(Noise):
 class LogisticNoise(Noise):
     """Standard logistic law, of variance π²/3."""
 
-    def quantile(self, probability: Array) -> Array:
+    def quantile(self, probability: Vector) -> Vector:
         """log(u/(1 − u))."""
         return np.log(probability) - np.log1p(-probability)
 
-    def log_density(self, noise: Array) -> Array:
+    def log_density(self, noise: Vector) -> Vector:
         """−|n| − 2·log(1 + exp(−|n|)), the form that never overflows."""
         size = np.abs(noise)
         return -size - 2.0 * np.log1p(np.exp(-size))
 
-    def characteristic_function(self, t: Array) -> Array:
+    def characteristic_function(self, t: Vector) -> Vector:
         """πt/sinh(πt) = 2u·exp(−u)/(1 − exp(−2u)) with u = π|t|, which never overflows; one at zero."""
         u = np.pi * np.abs(t)
         positive = np.where(u > 0, u, 1.0)
         return np.where(u > 0, -2.0 * positive * np.exp(-positive) / np.expm1(-2.0 * positive), 1.0)
 
-    def recurrence(self, k: Array) -> Array:
+    def recurrence(self, k: Vector) -> Vector:
         """β_k = π²k⁴/(4k² − 1): continuous Hahn polynomials with all parameters 1/2, at n/(2π)."""
         return np.pi**2 * k**4 / (4 * k**2 - 1)
 
 
 @lru_cache(maxsize=64)
-def _nodes(noise: Noise, n_nodes: int, dim: int) -> tuple[Array, Array]:
+def _nodes(noise: Noise, n_nodes: int, dim: int) -> tuple[Points, Weights]:
     """Read-only nodes and weights: see :meth:`Noise.nodes`."""
     per_axis = max(k for k in range(1, n_nodes + 1) if k**dim <= n_nodes)
     if per_axis >= 2 or n_nodes == 1:
@@ -174,7 +172,7 @@ def _nodes(noise: Noise, n_nodes: int, dim: int) -> tuple[Array, Array]:
     return nodes, weights
 
 
-def _gauss_rule(noise: Noise, n_nodes: int) -> tuple[Array, Array]:
+def _gauss_rule(noise: Noise, n_nodes: int) -> tuple[Vector, Weights]:
     """Golub-Welsch: eigenvalues of the Jacobi matrix, squared first entries of its eigenvectors."""
     off_diagonal = np.sqrt(noise.recurrence(np.arange(1.0, n_nodes)))
     nodes, vectors = eigh_tridiagonal(np.zeros(n_nodes), off_diagonal)

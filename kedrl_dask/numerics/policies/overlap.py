@@ -1,4 +1,4 @@
-"""How far a target policy acts from what was logged."""
+"""How far the actions of a target policy are from the logged ones."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Indices, Inputs, Points, Vector, Weights
 
 __all__ = ["Overlap", "action_overlap"]
 
 
 @dataclass(frozen=True, eq=False)
 class Overlap:
-    """Target actions beside logged ones at the same successor states.
+    """Target actions compared with logged ones at the same successor states.
 
-    Nothing here shows that actions overlap jointly with the state; ``distance`` comes nearest to it.
+    None of these numbers shows overlap of actions jointly with the state; ``distance`` comes closest.
 
     Attributes
     ----------
     logged_mean, logged_deviation : (q,) arrays
-        Of the logged actions.
+        Mean and standard deviation of the logged actions.
     target_mean : (q,) array
-        Of the target's actions at the same states.
+        Mean of the target's actions at the same states.
     shift : (q,) array
-        Root mean square of target less logged action, in deviations of the logged ones. An independent
-        second draw from the logging policy would have at most √2.
+        Root mean square of the target action minus the logged one, in standard deviations of the latter. An
+        independent second draw from the logging policy would have at most √2.
     outside : (q,) array
         Share of target actions outside the range of the logged ones.
     distance, logged_distance : float
-        Median distance, in lengths of the input kernel, from successor states with target actions, and with
-        the logged ones, to the nearest logged input of other episodes. NaN where there is one episode.
+        Median distance, in length scales of the input kernel, from successor states with target actions, and
+        with logged ones, to the nearest logged input of other episodes. NaN if there is only one episode.
     """
 
-    logged_mean: Array
-    logged_deviation: Array
-    target_mean: Array
-    shift: Array
-    outside: Array
+    logged_mean: Vector
+    logged_deviation: Vector
+    target_mean: Vector
+    shift: Vector
+    outside: Vector
     distance: float
     logged_distance: float
 
 
 def action_overlap(
-    inputs: Array,
-    episode: Array,
-    next_state: Array,
-    next_action: Array,
-    actions: Array,
-    weights: Array,
+    inputs: Inputs,
+    episode: Indices,
+    next_state: Points,
+    next_action: Actions,
+    actions: Actions,
+    weights: Weights,
     kernel: Matern,
 ) -> Overlap:
     """Compare target actions with logged ones.

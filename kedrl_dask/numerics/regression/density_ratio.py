@@ -9,7 +9,7 @@ transitions, so they are gathered chunk by chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Features, Inputs, Matrix, Vector, Weights
 from kedrl_dask.utils.checks import check_count, check_number, check_word, is_word, shown
 from kedrl_dask.utils.scratch import scratch
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-#: More centres than anybody can solve for.
+#: More centres than can be solved for in practice.
 MOST_CENTERS = 10**5
 
 
@@ -51,7 +51,15 @@ class ULSIF:
     kernel : Matern or None
         None takes the input kernel, as the paper does.
     clip : float or None
-        Upper bound on the ratios; they are scaled to mean one again afterwards.
+        Upper bound on the ratios, which are afterwards scaled to mean one again.
+
+    Examples
+    --------
+    >>> ULSIF(n_centers=200, clip=20.0)
+    ULSIF(n_centers=200, centers_from='numerator', ridge='auto', kernel=None, clip=20.0)
+    >>> ULSIF(clip=0.5)
+    Traceback (most recent call last):
+    ValueError: ULSIF: clip must exceed 1, the mean of a ratio, got 0.5
     """
 
     n_centers: int = 500
@@ -61,9 +69,7 @@ class ULSIF:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that define no estimate."""
-        if isinstance(self.n_centers, Integral) and self.n_centers < 1:
-            raise ValueError(f"ULSIF: n_centers must be at least 1, got {self.n_centers}")
+        """Check that the settings define an estimate."""
         check_count("ULSIF: n_centers", self.n_centers, most=MOST_CENTERS)
         check_word("ULSIF: centers_from", self.centers_from, ("numerator", "denominator"))
         if not is_word(self.ridge, "auto"):
@@ -78,9 +84,9 @@ class ULSIF:
 class RatioMoments:
     """Sums over transitions: Σ k kᵀ and Σ k over the denominator, Σ k over the numerator, their number."""
 
-    second: Array
-    denominator: Array
-    numerator: Array
+    second: Matrix
+    denominator: Vector
+    numerator: Vector
     count: int
 
     def __add__(self, other: RatioMoments) -> RatioMoments:
@@ -94,8 +100,8 @@ class RatioMoments:
 
 
 def section_means(
-    kernel: Matern, centers: Array, numerators: Array, weights: Array, out: Array | None = None
-) -> Array:
+    kernel: Matern, centers: Inputs, numerators: Inputs, weights: Weights, out: Features | None = None
+) -> Features:
     """Kernel sections at the numerator inputs (draws, n, dim), averaged over the draws; (n, b).
 
     In the precision of ``out``, if that is given.
@@ -110,7 +116,7 @@ def section_means(
     return mean
 
 
-def moments(denominator_sections: Array, numerator_sections: Array) -> RatioMoments:
+def moments(denominator_sections: Features, numerator_sections: Features) -> RatioMoments:
     """Sums for one chunk from its kernel sections (n, b)."""
     return RatioMoments(
         denominator_sections.T @ denominator_sections,
@@ -120,7 +126,7 @@ def moments(denominator_sections: Array, numerator_sections: Array) -> RatioMome
     )
 
 
-def solve(sums: RatioMoments, ridge: float) -> Array:
+def solve(sums: RatioMoments, ridge: float) -> Vector:
     """Coefficients α: the ridge solution, its negative entries set to zero, with mean ratio one.
 
     Raises
@@ -139,7 +145,7 @@ def solve(sums: RatioMoments, ridge: float) -> Array:
     return alpha / mean
 
 
-def leave_one_out_score(denominator_sections: Array, numerator_sections: Array, ridge: float) -> float:
+def leave_one_out_score(denominator_sections: Features, numerator_sections: Features, ridge: float) -> float:
     """Closed-form leave-one-out value of the uLSIF objective (Kanamori, Hido and Sugiyama, 2009).
 
     Each fold leaves out one transition from both samples; coefficients are made non-negative in each.
@@ -180,13 +186,13 @@ class DensityRatio:
     """
 
     kernel: Matern
-    centers: Array
-    alpha: Array
+    centers: Inputs
+    alpha: Vector
     clip: float | None
     ridge: float
     scale: float = 1.0
 
-    def __call__(self, inputs: Array, dtype: npt.DTypeLike = np.float64) -> Array:
+    def __call__(self, inputs: Inputs, dtype: npt.DTypeLike = np.float64) -> Vector:
         """η̂ at each row of ``inputs``, from kernel sections in the precision ``dtype``."""
         sections = scratch("section", (len(inputs), len(self.centers)), dtype)
         values = self.kernel(inputs, self.centers, out=sections) @ self.alpha

@@ -19,7 +19,7 @@ from itertools import combinations
 import numpy as np
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Atoms, Mask, Matrices, Matrix, Points, Vector
 from kedrl_dask.utils.scratch import scratch
 
 __all__ = ["RewardShifts"]
@@ -48,22 +48,22 @@ class RewardShifts:
     """
 
     kernel: Matern
-    grid: Array
+    grid: Atoms
     discount: float
-    rewards: Array
-    terminal: Array
+    rewards: Points
+    terminal: Mask
 
-    def blocks(self, gamma: Array) -> dict[str, Array]:
+    def blocks(self, gamma: Matrix) -> dict[str, Matrices]:
         """Arrays of a ``criterion.separated.BlockChunk``, from Γ (N, n) with a column for each point.
 
-        Terminal terms are there if any transition is terminal.
+        Terminal terms are included if any transition is terminal.
         """
         blocks = {"h": self._h(gamma), "g": self._g(gamma)}
         if self.terminal.any():
             blocks |= self._terminal_terms(gamma)
         return blocks
 
-    def _h(self, gamma: Array) -> Array:
+    def _h(self, gamma: Matrix) -> Matrices:
         """H (eq:h_ij); (n, m, m)."""
         m = len(self.grid)
         at = (self.grid[:, None] - self.discount * self.grid[None]).reshape(m * m, -1)
@@ -72,7 +72,7 @@ class RewardShifts:
             h[:, rows] = (values @ gamma).T
         return h.reshape(-1, m, m)
 
-    def _g(self, gamma: Array) -> Array:
+    def _g(self, gamma: Matrix) -> Matrices:
         """G (eq:g_ij); (n, m, m)."""
         m = len(self.grid)
         g, atoms = np.empty((gamma.shape[1], m, m)), np.arange(m)
@@ -82,11 +82,11 @@ class RewardShifts:
             g[:, i, k] = g[:, k, i] = value
         return g
 
-    def _shifted_form(self, gamma: Array, shift: Array) -> Array:
+    def _shifted_form(self, gamma: Matrix, shift: Vector) -> Vector:
         """Σ_jj' Γ_j Γ_j' k_Z(r_j + shift, r_j') at each point; (n,)."""
         return _form(self.kernel, self.rewards + shift, gamma, self.rewards, gamma)
 
-    def _terminal_terms(self, gamma: Array) -> dict[str, Array]:
+    def _terminal_terms(self, gamma: Matrix) -> dict[str, Matrix]:
         """Products with t = Σ_j Γ_j 1{terminal_j} k_Z(r_j, ·), and its square."""
         ended, t = self.rewards[self.terminal], gamma[self.terminal]
         shifted = [_form(self.kernel, self.rewards + self.discount * z, gamma, ended, t) for z in self.grid]
@@ -97,7 +97,7 @@ class RewardShifts:
         }
 
 
-def _form(kernel: Matern, left: Array, left_weights: Array, right: Array, right_weights: Array) -> Array:
+def _form(kernel: Matern, left: Points, left_weights: Matrix, right: Points, right_weights: Matrix) -> Vector:
     """Σ_jl a_j b_l k(x_j, y_l) for each column a, b of the weights; (n,)."""
     total = np.zeros(left_weights.shape[1])
     for rows, values in _kernel_rows(kernel, left, right):
@@ -105,7 +105,7 @@ def _form(kernel: Matern, left: Array, left_weights: Array, right: Array, right_
     return total
 
 
-def _kernel_rows(kernel: Matern, left: Array, right: Array) -> Iterator[tuple[slice, Array]]:
+def _kernel_rows(kernel: Matern, left: Points, right: Points) -> Iterator[tuple[slice, Matrix]]:
     """Blocks of rows of a kernel matrix, in memory that they share."""
     n_rows = max(1, min(len(left), BLOCK_VALUES // max(1, len(right))))
     memory = scratch("kernel rows", (n_rows, len(right)), np.float64)

@@ -12,7 +12,7 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.reward_trend import TrendWaves
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Features, Inputs, Matrices, Matrix, Vector, Weights
 
 __all__ = ["ConditionalOperators", "ExactOperators", "OperatorBlocks"]
 
@@ -41,11 +41,11 @@ class ConditionalOperators:
     """
 
     features: NystromFeatures
-    basis: Array
-    continuation: Array
-    reward: Array
-    terminal: Array | None
-    mass: Array
+    basis: Inputs
+    continuation: Matrix
+    reward: Matrix
+    terminal: Matrix | None
+    mass: Vector
     trend: TrendWaves | None
 
     #: The kind of chunk that the operators make.
@@ -56,12 +56,12 @@ class ConditionalOperators:
         """The input kernel."""
         return self.features.kernel
 
-    def target(self, inputs: Array, psi: Array) -> dict[str, Array]:
+    def target(self, inputs: Inputs, psi: Features) -> dict[str, Matrices]:
         """What a chunk needs beside k_L and Φ_L, by the name of the chunk's array.
 
         At the rows of ``inputs``, whose features are ψ (n, r).
         """
-        waves = {"reward_waves": psi @ self.reward}
+        waves: dict[str, Matrices] = {"reward_waves": psi @ self.reward}
         if self.terminal is not None:
             waves["terminal_waves"] = psi @ self.terminal
         if self.trend is None:
@@ -70,15 +70,15 @@ class ConditionalOperators:
         return {name: self.trend.turn(inputs, part) for name, part in waves.items()}
 
     @property
-    def target_facts(self) -> list[Any]:
-        """All that :meth:`target` and the mass depend on, beside ψ."""
-        facts = [self.reward, self.mass, self.terminal]
+    def target_facts(self) -> list[object]:
+        """Everything except ψ that :meth:`target` and the mass depend on."""
+        facts: list[object] = [self.reward, self.mass, self.terminal]
         return facts if self.trend is None else [*facts, self.trend]
 
-    def __call__(self, inputs: Array, weights: Array | None = None) -> tuple[Any, Array]:
+    def __call__(self, inputs: Inputs, weights: Weights | None = None) -> tuple[Any, Vector]:
         """Chunk of the criterion at the rows of ``inputs``, and the mass ΣΓ there.
 
-        ``weights`` are the ϱ of the inputs; equal ones that sum to one unless given.
+        ``weights`` are the ϱ of the inputs; by default equal, with sum one.
         """
         if weights is None:
             weights = np.full(len(inputs), 1.0 / max(1, len(inputs)))
@@ -101,28 +101,28 @@ class ExactOperators(ConditionalOperators):
         Rewards and terminal flags of the same transitions, with the grid.
     """
 
-    inputs: Array
-    regression: Array
+    inputs: Inputs
+    regression: Matrix
     shifts: RewardShifts
 
     chunk_type = BlockChunk
 
     @classmethod
     def build(
-        cls, operators: ConditionalOperators, inputs: Array, shifts: RewardShifts, ridge: float
+        cls, operators: ConditionalOperators, inputs: Inputs, shifts: RewardShifts, ridge: float
     ) -> ExactOperators:
-        """Add what the exact sums need to operators that the same transitions gave; ``ridge`` is λ_Γ."""
+        """Extend operators of the same transitions by what exact sums need; ``ridge`` is λ_Γ."""
         psi = operators.features(inputs)
         regression = np.ascontiguousarray(solve_ridge(psi.T @ psi, psi.T, len(psi), ridge).T)
         return cls(**vars(operators), inputs=inputs, regression=regression, shifts=shifts)
 
-    def target(self, inputs: Array, psi: Array) -> dict[str, Array]:
+    def target(self, inputs: Inputs, psi: Features) -> dict[str, Matrices]:
         """H, G and the terminal terms at the rows of ``inputs``, whose features are ψ (n, r)."""
         return self.shifts.blocks(self.regression @ psi.T)
 
     @property
-    def target_facts(self) -> list[Any]:
-        """All that :meth:`target` and the mass depend on, beside ψ."""
+    def target_facts(self) -> list[object]:
+        """Everything except ψ that :meth:`target` and the mass depend on."""
         return [self.regression, self.shifts, self.mass]
 
     def in_features(self) -> ConditionalOperators:
@@ -154,13 +154,13 @@ class OperatorBlocks:
         ‖t‖².
     """
 
-    H: Array
-    G: Array
-    Phi: Array
-    k_L: Array
-    grid_terminal: Array | None = None
-    shifted_terminal: Array | None = None
-    terminal_square: Array | None = None
+    H: Matrices
+    G: Matrices
+    Phi: Features
+    k_L: Features
+    grid_terminal: Matrix | None = None
+    shifted_terminal: Matrix | None = None
+    terminal_square: Vector | None = None
 
     @classmethod
     def from_chunk(cls, chunk: BlockChunk) -> OperatorBlocks:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,23 @@ from kedrl_dask.numerics.kernels.spectral import as_complex, waves
 from kedrl_dask.numerics.regression.cross_validation import (
     RIDGES,
     TUNING_FOLDS,
+    best_ridge,
+    gain,
     held_out_errors,
-    standard_deviations,
 )
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.numerics.regression.input_kernel import standard_deviations
+from kedrl_dask.utils.arrays import (
+    Array,
+    Frequencies,
+    Indices,
+    Inputs,
+    Matrices,
+    Matrix,
+    Points,
+    Record,
+    Vector,
+    Waves,
+)
 
 __all__ = ["REWARD_RIDGES", "LinearTrend", "TrendMoments", "TrendTrial", "TrendWaves", "try_trend"]
 
@@ -38,8 +51,8 @@ COLLINEAR = 1e-12
 class TrendMoments(NamedTuple):
     """Σx̃x̃ᵀ and Σx̃(r − m(x))ᵀ over transitions, with x̃ = (1, x − center)."""
 
-    gram: Array
-    cross: Array
+    gram: Matrix
+    cross: Matrix
 
 
 @dataclass(frozen=True)
@@ -55,46 +68,46 @@ class LinearTrend:
         Mean reward.
     """
 
-    center: Array
-    weights: Array
-    mean: Array
+    center: Vector
+    weights: Matrix
+    mean: Vector
 
     @classmethod
-    def fit(cls, inputs: Array, reward: Array) -> LinearTrend:
-        """Least squares; where inputs do not tell weights apart, the smallest, in standard deviations."""
+    def fit(cls, inputs: Inputs, reward: Points) -> LinearTrend:
+        """Least squares; of several solutions the one with the smallest weights, in standard deviations."""
         center, mean = inputs.mean(axis=0), reward.mean(axis=0)
         spread = standard_deviations(inputs)
         scaled = np.linalg.lstsq((inputs - center) / spread, reward - mean, rcond=None)[0]
         return cls(center, scaled / spread[:, None], mean)
 
-    def moments(self, inputs: Array, residual: Array) -> TrendMoments:
-        """Sums from which :meth:`refit` finds the trend of these transitions, whose r − m(x) are given."""
+    def moments(self, inputs: Inputs, residual: Points) -> TrendMoments:
+        """Sums over transitions with residuals r − m(x), from which :meth:`refit` finds their trend."""
         design = np.column_stack([np.ones(len(inputs)), inputs - self.center])
         return TrendMoments(design.T @ design, design.T @ residual)
 
     def refit(self, moments: TrendMoments) -> LinearTrend:
-        """The least-squares trend of the transitions that the moments are of; nearest to this one."""
+        """The least-squares trend of the transitions behind the moments; of several, the nearest to this."""
         diagonal = moments.gram.diagonal()
         spread = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
         scaled = moments.gram / np.outer(spread, spread), moments.cross / spread[:, None]
         change = np.linalg.lstsq(*scaled, rcond=COLLINEAR)[0] / spread[:, None]
         return LinearTrend(self.center, self.weights + change[1:], self.mean + change[0])
 
-    def __call__(self, inputs: Array) -> Array:
+    def __call__(self, inputs: Inputs) -> Points:
         """m at each row of ``inputs``; (n, d)."""
         return self.mean + (inputs - self.center) @ self.weights
 
-    def to_arrays(self) -> dict[str, Array]:
-        """The arrays of ``schema.TREND``."""
+    def to_arrays(self) -> dict[str, Matrix]:
+        """Its arrays by their names in a stored model (``schema.TREND``)."""
         return {f"trend_{name}": value for name, value in vars(self).items()}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> LinearTrend:
-        """The trend that these arrays hold."""
+    def from_arrays(cls, arrays: Mapping[str, Matrix]) -> LinearTrend:
+        """Inverse of :meth:`to_arrays`."""
         return cls(**{field.name: arrays[f"trend_{field.name}"] for field in fields(cls)})
 
-    def explained(self, inputs: Array, reward: Array) -> Array:
-        """Share of each reward coordinate's variance that the trend explains; zero of a constant; (d,)."""
+    def explained(self, inputs: Inputs, reward: Points) -> Vector:
+        """Share of each reward coordinate's variance that the trend explains; zero for a constant; (d,)."""
         left, total = (reward - self(inputs)).var(axis=0), reward.var(axis=0)
         varies = np.ptp(reward, axis=0) > 0
         return np.where(varies, 1 - left / np.where(varies, total, 1.0), 0.0)
@@ -102,7 +115,7 @@ class LinearTrend:
 
 @dataclass(frozen=True)
 class TrendWaves:
-    """The trend among the waves: what turns those of the residual into those of the reward.
+    """The rotation that turns waves of the residual into waves of the reward.
 
     Attributes
     ----------
@@ -114,10 +127,10 @@ class TrendWaves:
     """
 
     trend: LinearTrend
-    frequencies: Array
-    mean: Array
+    frequencies: Frequencies
+    mean: Vector
 
-    def turn(self, inputs: Array, residual_waves: Array) -> Array:
+    def turn(self, inputs: Inputs, residual_waves: Waves) -> Waves:
         """exp(iWm(x)) ⊙ the waves at each input; (n, 2Q)."""
         turned = waves(self.trend(inputs), self.frequencies)
         turning = as_complex(turned)
@@ -134,7 +147,7 @@ class TrendTrial:
     error_none, error_linear : float
         Mean squared error of the waves exp(iWr), over their number, each with its best ridge.
     gain, noise : float
-        How much less the error is with a trend, and the standard error of this difference over the folds.
+        How much smaller the error is with a trend, and the standard error of this difference over the folds.
     accepted : bool
         Whether the gain exceeds its noise.
     """
@@ -145,23 +158,23 @@ class TrendTrial:
     noise: float
     accepted: bool
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """Numbers that JSON can hold."""
         return asdict(self)
 
 
 def try_trend(
     features: NystromFeatures,
-    inputs: Array,
-    reward: Array,
-    episode: Array,
-    frequencies: Array,
+    inputs: Inputs,
+    reward: Points,
+    episode: Indices,
+    frequencies: Frequencies,
     ridges: Sequence[float] | None = None,
 ) -> TrendTrial:
     """Cross-validate the regression of the reward's waves over whole episodes, with and without a trend.
 
     Turning by exp(iWm(x)) keeps distances, so that both errors are of the same waves. Each fold is predicted
-    with the trend of the others. Without ``ridges`` those are tried that a fit tries.
+    with the trend of the others. By default the ridges are those of a fit.
     """
     numbers = np.unique(episode, return_inverse=True)[1]
     if numbers[-1] == 0:
@@ -180,21 +193,21 @@ def try_trend(
 class _FoldSums(NamedTuple):
     """Sums over each fold, the first axis, for waves around each trend and, last, without one."""
 
-    gram: Array
-    mass: Array
-    size: Array
-    response: Array
-    total: Array
+    gram: Matrices
+    mass: Matrix
+    size: Indices
+    response: Array  # (folds, trends + 1, r, 2Q)
+    total: Matrices
 
     @classmethod
     def gather(
         cls,
         features: NystromFeatures,
-        inputs: Array,
-        reward: Array,
-        fold: Array,
+        inputs: Inputs,
+        reward: Points,
+        fold: Indices,
         trends: Sequence[LinearTrend],
-        frequencies: Array,
+        frequencies: Frequencies,
     ) -> _FoldSums:
         parts = []
         for f in range(len(trends)):  # one fold of features is in memory at a time
@@ -206,7 +219,7 @@ class _FoldSums(NamedTuple):
             parts.append((psi.T @ psi, psi.sum(axis=0), len(x), response, total))
         return cls(*(np.stack(part) for part in zip(*parts, strict=True)))
 
-    def errors(self, held: int, trend: int, is_centred: bool, ridges: Sequence[float]) -> Array:
+    def errors(self, held: int, trend: int, is_centred: bool, ridges: Sequence[float]) -> Vector:
         """Squared errors on one fold of regressions on the others, with each ridge."""
         others = np.arange(len(self.size)) != held
         total, size = self.total[:, trend], self.size
@@ -218,9 +231,8 @@ class _FoldSums(NamedTuple):
         return held_out_errors(*train, self.gram[held], response[held], square, ridges)
 
 
-def _compared(none: Array, linear: Array, n_waves: int) -> TrendTrial:
-    """The trial of errors by fold and ridge."""
-    before, after = (by_fold[:, np.argmin(by_fold.sum(axis=0))] / n_waves for by_fold in (none, linear))
-    gains = before - after
-    gain, noise = float(gains.sum()), float(np.sqrt(len(gains)) * gains.std(ddof=1))
-    return TrendTrial(float(before.sum()), float(after.sum()), gain, noise, gain > noise)
+def _compared(none: Matrix, linear: Matrix, n_waves: int) -> TrendTrial:
+    """Compare errors by fold and ridge."""
+    before, after = (best_ridge(by_fold) / n_waves for by_fold in (none, linear))
+    saved, noise = gain(before, after)
+    return TrendTrial(float(before.sum()), float(after.sum()), saved, noise, saved > noise)

@@ -14,7 +14,13 @@ _BY_NAME = {"pcg": PCG, "lbfgs": LBFGS, "adamw": AdamW}
 
 
 def by_name(solver: "str | Solver") -> Solver:
-    """Return the solver of a name with its default settings; a solver object passes through."""
+    """Return the solver of a name with its default settings; a solver object passes through.
+
+    Examples
+    --------
+    >>> by_name("pcg")
+    PCG(tolerance=1e-08, max_iterations=1000)
+    """
     if isinstance(solver, str):
         if solver not in _BY_NAME:
             raise ValueError(

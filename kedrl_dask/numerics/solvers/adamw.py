@@ -8,17 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from kedrl_dask.numerics.solvers.base import (
-    Keeper,
-    Problem,
-    Record,
-    Report,
-    Result,
-    Solution,
-    certify,
-    iterate,
-)
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.numerics.solvers.base import IterativeSolver, Problem, Record, Result, certify
+from kedrl_dask.utils.arrays import Coefficients, Indices
 from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number
 
 __all__ = ["AdamW"]
@@ -26,15 +17,15 @@ __all__ = ["AdamW"]
 
 @dataclass(frozen=True)
 class _State:
-    coefficients: Array
-    mean: Array
-    square: Array
+    coefficients: Coefficients
+    mean: Coefficients
+    square: Coefficients
     rng: np.random.Generator  # as it was left; a step that needs it advances a copy
-    order: Array  # the rest of this epoch's permutation of the points
+    order: Indices  # the rest of this epoch's permutation of the points
     learning_rate: float
     iteration: int
     batch_gradient_norm: float
-    best: Array
+    best: Coefficients
     best_value: float
     plateau_value: float
     n_plateau: int
@@ -43,7 +34,7 @@ class _State:
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(IterativeSolver[_State]):
     """Mini-batch AdamW that returns the iterate with the smallest full objective.
 
     Parameters
@@ -61,6 +52,11 @@ class AdamW:
     initial_scale : float
         Standard deviation of the random start.
     random_state : int
+
+    Examples
+    --------
+    >>> AdamW(n_iterations=1_000).learning_rate
+    0.0003
     """
 
     n_iterations: int = 5_500
@@ -78,7 +74,7 @@ class AdamW:
     state_type = _State
 
     def __post_init__(self) -> None:
-        """Refuse numbers with which no step can be made."""
+        """Check that steps can be made with these numbers."""
         for name in ("n_iterations", "batch_size", "evaluate_every", "patience"):
             check_count(f"AdamW: {name}", getattr(self, name))
         for name in ("learning_rate", "gradient_clip"):
@@ -87,9 +83,10 @@ class AdamW:
             check_number(f"AdamW: {name}", getattr(self, name), "a number ≥ 0")
         check_count("AdamW: random_state", self.random_state, least=0, most=MOST_SEED)
 
-    def init(self, problem: Problem, start: Array | None) -> _State:
+    def init(self, problem: Problem, start: Coefficients | None) -> _State:
         """Random coefficients, unless a start is given."""
         rng = np.random.default_rng(self.random_state)
+        first: Coefficients
         if start is None:
             first = self.initial_scale * rng.standard_normal(problem.shape)
         else:
@@ -153,25 +150,16 @@ class AdamW:
             return Result.SMALL_BATCH_GRADIENT
         return None
 
-    def coefficients(self, problem: Problem, state: _State) -> Array:
+    def coefficients(self, problem: Problem, state: _State) -> Coefficients:
         """C of a state: of its best iterate."""
         return _whitened(problem, state.best)
 
-    def solve(
-        self,
-        problem: Problem,
-        start: Array | None = None,
-        report: Report | None = None,
-        keeper: Keeper | None = None,
-    ) -> Solution:
-        """Run to the end of the budget and return the best iterate."""
-        state, result, history = iterate(self, problem, start, report, keeper)
-        best = self.coefficients(problem, state)
-        value, certificate = certify(problem, best)
-        return Solution(best, result, value, certificate, state.iteration, state.n_evaluations + 2, history)
+    def finish(self, problem: Problem, state: _State, result: Result) -> tuple[float, float, int, int]:
+        """Certify the best iterate, at the cost of two products."""
+        return *certify(problem, self.coefficients(problem, state)), state.iteration, state.n_evaluations + 2
 
 
-def _whitened(problem: Problem, coefficients: Array) -> Array:
+def _whitened(problem: Problem, coefficients: Coefficients) -> Coefficients:
     """C of B: the method takes its steps in B, as the paper does; AdamW depends on the coordinates."""
     if problem.whitening is None:
         return coefficients

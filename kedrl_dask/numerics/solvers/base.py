@@ -1,18 +1,22 @@
-"""What every solver takes and gives."""
+"""The problem, the outcome, and the loop that all solvers share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from kedrl_dask.numerics.criterion.preconditioner import Coordinates
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Coefficients, Indices, Matrix
+from kedrl_dask.utils.checks import check_count, check_number
 
 __all__ = [
+    "GradientSolver",
+    "IterativeSolver",
     "Keeper",
     "Kept",
     "Problem",
@@ -22,7 +26,6 @@ __all__ = [
     "Solution",
     "Solver",
     "certify",
-    "iterate",
     "relative_norm",
 ]
 
@@ -38,7 +41,13 @@ class Result(Enum):
 
     @property
     def ok(self) -> bool:
-        """Whether the solver did what it was asked for."""
+        """Whether the solver did its task.
+
+        Examples
+        --------
+        >>> Result.CONVERGED.ok, Result.BUDGET.ok
+        (True, False)
+        """
         return self in (Result.CONVERGED, Result.SMALL_BATCH_GRADIENT)
 
 
@@ -46,10 +55,10 @@ class Problem(Protocol):
     """The criterion, as a solver sees it: a function of C, the coefficients for the whitened basis."""
 
     coordinates: Coordinates
-    products_are_exact: bool  # or in single precision, while gradients are in double
+    products_are_exact: bool  # otherwise in single precision, while gradients are in double
 
     @property
-    def whitening(self) -> Array | None:
+    def whitening(self) -> Matrix | None:
         """T, with B = TC; None where the coefficients are B itself."""
 
     @property
@@ -64,17 +73,17 @@ class Problem(Protocol):
     def is_quadratic(self) -> bool:
         """Whether there is no penalty on negative coefficients."""
 
-    def value_and_gradient(self, coefficients: Array) -> tuple[float, Array]:
+    def value_and_gradient(self, coefficients: Coefficients) -> tuple[float, Coefficients]:
         """Value of eq:global_B_objective and its gradient, in double precision."""
 
-    def product(self, direction: Array) -> Array:
+    def product(self, direction: Coefficients) -> Coefficients:
         """Hessian of the quadratic part, times a direction."""
 
-    def precondition(self, residual: Array) -> Array:
+    def precondition(self, residual: Coefficients) -> Coefficients:
         """Approximate solution of Hessian·Y = residual in the coordinates."""
 
-    def batch_gradient(self, rows: Array, coefficients: Array) -> Array:
-        """Gradient with the conditioning points replaced by some of them, their weights rescaled to one."""
+    def batch_gradient(self, rows: Indices, coefficients: Coefficients) -> Coefficients:
+        """Gradient over some of the conditioning points, their weights rescaled to sum to one."""
 
 
 class Record(NamedTuple):
@@ -92,9 +101,9 @@ class Solution:
     Attributes
     ----------
     coefficients : (L, m) array
-        As the problem has them: C while it is solved, B in a fitted model.
+        C, for the whitened basis, from a solver; B in a fitted model.
     result : Result
-        How it ended; ``result.value`` is a sentence.
+        How the solver ended; ``result.value`` is a sentence.
     value : float
         The criterion at B.
     certificate : float
@@ -104,7 +113,7 @@ class Solution:
     history : tuple of Record
     """
 
-    coefficients: Array = field(repr=False)
+    coefficients: Coefficients = field(repr=False)
     result: Result
     value: float
     certificate: float
@@ -116,51 +125,7 @@ class Solution:
 Report = Callable[[Record], None]
 
 
-class Kept(NamedTuple):
-    """What is kept of an iteration, so that another process can go on with it.
-
-    Attributes
-    ----------
-    state : object
-        The whole state, of the method's own type; None where it means nothing in these coordinates.
-    coefficients : array
-        C of the iterate.
-    history : tuple of Record
-    """
-
-    state: Any
-    coefficients: Array
-    history: tuple[Record, ...]
-
-
-class Keeper(Protocol):
-    """Keeps what an iteration has reached."""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to keep a state."""
-
-    def keep(self, kept: Kept, coordinates: Coordinates) -> None:
-        """Keep it."""
-
-    def restore(self, kind: type, coordinates: Coordinates) -> Kept | None:
-        """What was kept last, if anything; with a state of this type if it was in these coordinates."""
-
-
-class Solver(Protocol):
-    """Minimises a :class:`Problem`."""
-
-    def solve(
-        self,
-        problem: Problem,
-        start: Array | None = None,
-        report: Report | None = None,
-        keeper: Keeper | None = None,
-    ) -> Solution:
-        """Minimise from ``start`` (zero, or the solver's own choice), calling ``report`` as it goes.
-
-        With a keeper it goes on from what that has kept, and gives it what it reaches.
-        """
+S = TypeVar("S", bound="State")
 
 
 class State(Protocol):
@@ -171,62 +136,177 @@ class State(Protocol):
         """Where the iteration stands."""
 
 
-class Stepper(Protocol):
-    """An iterative method on immutable states: dataclasses of arrays, numbers, records and generators."""
+class Kept(NamedTuple, Generic[S]):
+    """What is kept of an iteration, so that another process can resume it.
+
+    Attributes
+    ----------
+    state : object
+        The whole state, of the method's own type; None if it means nothing in these coordinates.
+    coefficients : array
+        C of the iterate.
+    history : tuple of Record
+    """
+
+    state: S | None
+    coefficients: Coefficients
+    history: tuple[Record, ...]
+
+
+class Keeper(Protocol):
+    """Keeps the progress of an iteration."""
 
     @property
-    def state_type(self) -> type:
-        """Type of the states."""
+    def is_due(self) -> bool:
+        """Whether it is time to keep a state."""
 
-    def coefficients(self, problem: Problem, state: Any) -> Array:
-        """C of a state."""
+    def keep(self, kept: Kept[Any], coordinates: Coordinates) -> None:
+        """Keep it."""
 
-    def init(self, problem: Problem, start: Array | None) -> Any:
+    def restore(self, kind: type[S], coordinates: Coordinates) -> Kept[S] | None:
+        """What was kept last, if anything; with its state if that has this type and these coordinates."""
+
+
+class Solver(Protocol):
+    """Minimises a :class:`Problem`."""
+
+    def solve(
+        self,
+        problem: Problem,
+        start: Coefficients | None = None,
+        report: Report | None = None,
+        keeper: Keeper | None = None,
+    ) -> Solution:
+        """Minimise the criterion.
+
+        Parameters
+        ----------
+        problem : Problem
+        start : (rank, m) array, optional
+            C to start from; by default zero, or the solver's own choice.
+        report : callable, optional
+            Called with each new :class:`Record`.
+        keeper : Keeper, optional
+            Resumes what it has kept, and keeps the progress.
+        """
+
+
+class IterativeSolver(ABC, Generic[S]):
+    """A method on immutable states: dataclasses of arrays, numbers, records and generators."""
+
+    state_type: ClassVar[type]
+
+    @abstractmethod
+    def init(self, problem: Problem, start: Coefficients | None) -> S:
         """Return the first state."""
 
-    def step(self, problem: Problem, state: Any) -> Any:
+    @abstractmethod
+    def step(self, problem: Problem, state: S) -> S:
         """Return the next state."""
 
-    def terminate(self, state: Any) -> Result | None:
-        """Return how the iteration ended, or None to go on."""
+    @abstractmethod
+    def terminate(self, state: S) -> Result | None:
+        """Return how the iteration ended, or None to continue."""
 
+    @abstractmethod
+    def coefficients(self, problem: Problem, state: S) -> Coefficients:
+        """C of a state."""
 
-def iterate(
-    stepper: Stepper, problem: Problem, start: Array | None, report: Report | None, keeper: Keeper | None
-) -> Any:
-    """Run a method to its end; returns the last state, its result and the history.
+    @abstractmethod
+    def finish(self, problem: Problem, state: S, result: Result) -> tuple[float, float, int, int]:
+        """Value, certificate, iterations and products of the solution that the last state stands for."""
 
-    What it has reached is kept when it is due, at the end, and when anything stops it on the way.
-    """
-    kept = None if keeper is None else keeper.restore(stepper.state_type, problem.coordinates)
-    if kept is None or kept.state is None:
-        state = stepper.init(problem, start if kept is None else kept.coefficients)
-        history = [state.record]
-    else:
-        state, history = kept.state, list(kept.history)
+    def iterate(
+        self,
+        problem: Problem,
+        start: Coefficients | None = None,
+        report: Report | None = None,
+        keeper: Keeper | None = None,
+    ) -> tuple[S, Result, tuple[Record, ...]]:
+        """Run to the end; return the last state, its result and the history.
 
-    def keep() -> None:
+        The progress is kept when that is due, at the end, and when anything interrupts the iteration.
+        """
+        kept: Kept[S] | None = None
         if keeper is not None:
-            reached = Kept(state, stepper.coefficients(problem, state), tuple(history))
-            keeper.keep(reached, problem.coordinates)
+            kept = keeper.restore(self.state_type, problem.coordinates)
+        if kept is None or kept.state is None:
+            state = self.init(problem, start if kept is None else kept.coefficients)
+            history = [state.record]
+        else:
+            state, history = kept.state, list(kept.history)
 
-    try:
-        while (result := stepper.terminate(state)) is None:
-            state = stepper.step(problem, state)
-            if state.record is not history[-1]:
-                history.append(state.record)
-                if report is not None:
-                    report(state.record)
-            if keeper is not None and keeper.is_due:
-                keep()
-    except BaseException:
+        def keep() -> None:
+            if keeper is not None:
+                reached = Kept(state, self.coefficients(problem, state), tuple(history))
+                keeper.keep(reached, problem.coordinates)
+
+        try:
+            while (result := self.terminate(state)) is None:
+                state = self.step(problem, state)
+                if state.record is not history[-1]:
+                    history.append(state.record)
+                    if report is not None:
+                        report(state.record)
+                if keeper is not None and keeper.is_due:
+                    keep()
+        except BaseException:
+            keep()
+            raise
         keep()
-        raise
-    keep()
-    return state, result, tuple(history)
+        return state, result, tuple(history)
+
+    def solve(
+        self,
+        problem: Problem,
+        start: Coefficients | None = None,
+        report: Report | None = None,
+        keeper: Keeper | None = None,
+    ) -> Solution:
+        """Minimise the criterion; see :meth:`Solver.solve`."""
+        state, result, history = self.iterate(problem, start, report, keeper)
+        found = self.coefficients(problem, state)
+        return Solution(found, result, *self.finish(problem, state, result), history)
 
 
-def certify(problem: Problem, coefficients: Array) -> tuple[float, float]:
+class Iterate(State, Protocol):
+    """A state whose iterate Y is in preconditioned coordinates."""
+
+    @property
+    def y(self) -> Coefficients:
+        """Y."""
+
+
+Y = TypeVar("Y", bound=Iterate)
+
+
+@dataclass(frozen=True)
+class GradientSolver(IterativeSolver[Y]):
+    """A method in preconditioned coordinates that stops by its certificate.
+
+    Parameters
+    ----------
+    tolerance : float
+        Norm of the preconditioned gradient, over that at B = 0, at which the solver stops.
+    max_iterations : int
+        Bound on the iterations.
+    """
+
+    tolerance: float = 1e-6
+    max_iterations: int = 1_000
+
+    def __post_init__(self) -> None:
+        """Check that the iteration ends."""
+        name = type(self).__name__
+        check_number(f"{name}: tolerance", self.tolerance, "a number from 0 to 1", high=1.0)
+        check_count(f"{name}: max_iterations", self.max_iterations)
+
+    def coefficients(self, problem: Problem, state: Y) -> Coefficients:
+        """C of a state."""
+        return problem.coordinates.to_coefficients(state.y)
+
+
+def certify(problem: Problem, coefficients: Coefficients) -> tuple[float, float]:
     """Value at C, and the norm of its preconditioned gradient over that at C = 0."""
     value, gradient = problem.value_and_gradient(coefficients)
     _, reference = problem.value_and_gradient(np.zeros(problem.shape))
@@ -234,7 +314,7 @@ def certify(problem: Problem, coefficients: Array) -> tuple[float, float]:
     return value, relative_norm(pull_back(gradient), float(np.linalg.norm(pull_back(reference))))
 
 
-def relative_norm(gradient: Array, reference: float) -> float:
+def relative_norm(gradient: Coefficients, reference: float) -> float:
     """‖gradient‖/reference, zero where both vanish (without a mass term B = 0 is the minimiser)."""
     norm = float(np.linalg.norm(gradient))
     return norm / reference if reference > 0 else norm

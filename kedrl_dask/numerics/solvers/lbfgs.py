@@ -6,18 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kedrl_dask.numerics.solvers.base import (
-    Keeper,
-    Problem,
-    Record,
-    Report,
-    Result,
-    Solution,
-    iterate,
-    relative_norm,
-)
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.checks import check_count, check_number
+from kedrl_dask.numerics.solvers.base import GradientSolver, Problem, Record, Result, relative_norm
+from kedrl_dask.utils.arrays import Coefficients, Matrix, Vector
+from kedrl_dask.utils.checks import check_count
 
 __all__ = ["LBFGS"]
 
@@ -32,11 +23,11 @@ MOST_IDLE = 20
 
 @dataclass(frozen=True)
 class _State:
-    y: Array
+    y: Coefficients
     value: float
-    gradient: Array
-    steps: Array  # the latest changes of y, one in each row, and of the gradient
-    changes: Array
+    gradient: Coefficients
+    steps: Matrix  # the latest changes of y, one in each row, and of the gradient
+    changes: Matrix
     reference: float  # norm of the gradient at zero
     iteration: int
     n_evaluations: int
@@ -47,14 +38,13 @@ class _State:
 
 
 @dataclass(frozen=True)
-class LBFGS:
+class LBFGS(GradientSolver[_State]):
     """Limited-memory BFGS in the coordinates of :mod:`kedrl_dask.numerics.criterion.preconditioner`.
 
     Parameters
     ----------
-    tolerance : float
-        Norm of the preconditioned gradient, over that at B = 0, at which the solver stops.
-    max_iterations : int
+    tolerance, max_iterations
+        As for :class:`~kedrl_dask.numerics.solvers.base.GradientSolver`.
     memory : int
         Pairs kept for the approximate Hessian.
 
@@ -62,23 +52,25 @@ class LBFGS:
     -----
     The criterion is convex, so that its slope along a direction rises: the line search looks for a flat
     place by the slope alone, which rounding spoils much later than the value.
+
+    Examples
+    --------
+    >>> LBFGS(memory=5)
+    LBFGS(tolerance=1e-06, max_iterations=1000, memory=5)
     """
 
-    tolerance: float = 1e-6
-    max_iterations: int = 1_000
     memory: int = 20
 
     state_type = _State
 
     def __post_init__(self) -> None:
-        """Refuse what never ends."""
-        check_number("LBFGS: tolerance", self.tolerance, "a number from 0 to 1", high=1.0)
-        check_count("LBFGS: max_iterations", self.max_iterations)
+        """Check that the iteration ends."""
+        super().__post_init__()
         check_count("LBFGS: memory", self.memory)
 
-    def init(self, problem: Problem, start: Array | None) -> _State:
+    def init(self, problem: Problem, start: Coefficients | None) -> _State:
         """Gradient at zero, and at the start if there is one."""
-        y = np.zeros(problem.coordinates.shape)
+        y: Coefficients = np.zeros(problem.coordinates.shape)
         value, gradient = _evaluate(problem, y)
         reference, n_evaluations = float(np.linalg.norm(gradient)), 1
         if start is not None and reference > 0:
@@ -111,7 +103,7 @@ class LBFGS:
             record=Record(iteration, value, relative_norm(gradient, state.reference)),
         )  # fmt: skip
 
-    def _with(self, rows: Array, new: Array) -> Array:
+    def _with(self, rows: Matrix, new: Coefficients) -> Matrix:
         return np.vstack([rows, new.ravel()])[-self.memory :]
 
     def terminate(self, state: _State) -> Result | None:
@@ -124,32 +116,18 @@ class LBFGS:
             return Result.STAGNATED
         return Result.BUDGET if state.iteration >= self.max_iterations else None
 
-    def coefficients(self, problem: Problem, state: _State) -> Array:
-        """C of a state."""
-        return problem.coordinates.to_coefficients(state.y)
-
-    def solve(
-        self,
-        problem: Problem,
-        start: Array | None = None,
-        report: Report | None = None,
-        keeper: Keeper | None = None,
-    ) -> Solution:
-        """Minimise the criterion."""
-        state, result, history = iterate(self, problem, start, report, keeper)
-        return Solution(
-            self.coefficients(problem, state), result, state.value, state.record.certificate,
-            state.iteration, state.n_evaluations, history,
-        )  # fmt: skip
+    def finish(self, problem: Problem, state: _State, result: Result) -> tuple[float, float, int, int]:
+        """What the last state has."""
+        return state.value, state.record.certificate, state.iteration, state.n_evaluations
 
 
-def _evaluate(problem: Problem, y: Array) -> tuple[float, Array]:
+def _evaluate(problem: Problem, y: Coefficients) -> tuple[float, Coefficients]:
     """Value and gradient in the coordinates."""
     value, gradient = problem.value_and_gradient(problem.coordinates.to_coefficients(y))
     return value, problem.coordinates.pull_back(gradient)
 
 
-def _inverse_hessian(gradient: Array, steps: Array, changes: Array) -> Array:
+def _inverse_hessian(gradient: Vector, steps: Matrix, changes: Matrix) -> Vector:
     """Approximate inverse Hessian of the pairs, times the gradient (Nocedal and Wright, algorithm 7.4)."""
     image, shares = gradient.copy(), []
     curvatures = np.einsum("ij,ij->i", steps, changes)
@@ -164,8 +142,8 @@ def _inverse_hessian(gradient: Array, steps: Array, changes: Array) -> Array:
 
 
 def _search(
-    problem: Problem, state: _State, direction: Array
-) -> tuple[tuple[Array, float, Array] | None, int]:
+    problem: Problem, state: _State, direction: Coefficients
+) -> tuple[tuple[Coefficients, float, Coefficients] | None, int]:
     """Go along a direction until the slope is flat; returns y, value and gradient there, and the trials."""
     slope0 = float(np.vdot(direction, state.gradient))
     bound = state.value + ROUNDING * abs(state.value)

@@ -6,18 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kedrl_dask.numerics.solvers.base import (
-    Keeper,
-    Problem,
-    Record,
-    Report,
-    Result,
-    Solution,
-    iterate,
-    relative_norm,
-)
-from kedrl_dask.utils.arrays import Array
-from kedrl_dask.utils.checks import check_count, check_number
+from kedrl_dask.numerics.solvers.base import GradientSolver, Problem, Record, Result, relative_norm
+from kedrl_dask.utils.arrays import Coefficients
 
 __all__ = ["PCG"]
 
@@ -28,13 +18,13 @@ REPLACE_AT = 1e-3
 
 @dataclass(frozen=True)
 class _State:
-    y: Array
-    residual: Array  # minus the gradient in preconditioned coordinates
+    y: Coefficients
+    residual: Coefficients  # minus the gradient in preconditioned coordinates
     descent: float  # residual times what the preconditioner made of it
-    direction: Array
+    direction: Coefficients
     reference: float  # norm of the gradient at zero
     constant: float  # value at zero
-    right_hand_side: Array
+    right_hand_side: Coefficients
     iteration: int
     n_products: int
     is_exact: bool  # whether the residual was computed from y, not by recurrence
@@ -45,36 +35,33 @@ class _State:
 
 
 @dataclass(frozen=True)
-class PCG:
+class PCG(GradientSolver[_State]):
     """Flexible conjugate gradients in the coordinates of :mod:`kedrl_dask.numerics.criterion.preconditioner`.
 
-    Parameters
-    ----------
-    tolerance : float
-        Norm of the preconditioned gradient, over that at B = 0, at which the solver stops.
-    max_iterations : int
-        Bound on the iterations; each costs one product.
+    Each iteration costs one product with the Hessian. The parameters are those of
+    :class:`~kedrl_dask.numerics.solvers.base.GradientSolver`, with a tolerance of 1e-8 by default.
 
     Notes
     -----
     Where products are in single precision, the gradient is computed anew, in double precision, whenever
     the recurrence has shortened it by ``REPLACE_AT``; the search goes on in its direction. When the
-    recurrence says that the tolerance is met the gradient is computed anew too; where the two disagree,
+    recurrence says that the tolerance is met the gradient is computed anew too; if the two disagree,
     the method restarts from the exact one. A fourth restart is stagnation.
+
+    Examples
+    --------
+    >>> PCG(tolerance=1e-10)
+    PCG(tolerance=1e-10, max_iterations=1000)
     """
 
     tolerance: float = 1e-8
-    max_iterations: int = 1_000
 
     state_type = _State
 
-    def __post_init__(self) -> None:
-        """Refuse what never ends."""
-        check_number("PCG: tolerance", self.tolerance, "a number from 0 to 1", high=1.0)
-        check_count("PCG: max_iterations", self.max_iterations)
-
-    def init(self, problem: Problem, start: Array | None) -> _State:
-        """Gradient at zero, and at the start if there is one."""
+    def init(self, problem: Problem, start: Coefficients | None) -> _State:
+        """Gradient at zero, and at the start if there is one; refuses a criterion that is not quadratic."""
+        if not problem.is_quadratic:
+            raise ValueError("solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
         constant, gradient = problem.value_and_gradient(np.zeros(problem.shape))
         right_hand_side = -problem.coordinates.pull_back(gradient)
         reference = float(np.linalg.norm(right_hand_side))
@@ -106,7 +93,7 @@ class PCG:
         descent = float(np.vdot(state.residual, direction))
         return replace(state, descent=descent, direction=direction, n_restarts=state.n_restarts + 1)
 
-    def _record(self, state: _State, y: Array, residual: Array, iteration: int) -> Record:
+    def _record(self, state: _State, y: Coefficients, residual: Coefficients, iteration: int) -> Record:
         # For J = J₀ − bᵀy + ½yᵀHy with r = b − Hy the value is J₀ − ½yᵀ(b + r).
         value = state.constant - 0.5 * float(np.vdot(y, state.right_hand_side + residual))
         return Record(iteration, value, relative_norm(residual, state.reference))
@@ -150,24 +137,8 @@ class PCG:
         is_met = state.record.certificate <= self.tolerance  # though not yet by an exact gradient
         return Result.BUDGET if state.iteration >= self.max_iterations and not is_met else None
 
-    def coefficients(self, problem: Problem, state: _State) -> Array:
-        """C of a state."""
-        return problem.coordinates.to_coefficients(state.y)
-
-    def solve(
-        self,
-        problem: Problem,
-        start: Array | None = None,
-        report: Report | None = None,
-        keeper: Keeper | None = None,
-    ) -> Solution:
-        """Minimise the criterion; refuses one that is not quadratic."""
-        if not problem.is_quadratic:
-            raise ValueError("solver 'pcg' needs negative_penalty=0; use solver='lbfgs'")
-        state, result, history = iterate(self, problem, start, report, keeper)
+    def finish(self, problem: Problem, state: _State, result: Result) -> tuple[float, float, int, int]:
+        """Compute the certificate anew if the budget ended on a recurrence."""
         if not state.is_exact and result is Result.BUDGET:
             state = self._restart(problem, state)
-        return Solution(
-            self.coefficients(problem, state), result, state.record.value,
-            state.record.certificate, state.iteration, state.n_products, history,
-        )  # fmt: skip
+        return state.record.value, state.record.certificate, state.iteration, state.n_products

@@ -13,7 +13,6 @@ from kedrl_dask.numerics.criterion import separated
 from kedrl_dask.numerics.criterion.preconditioner import Coordinates
 from kedrl_dask.numerics.criterion.separated import FeatureChunk, Penalties, ReturnSpace
 from kedrl_dask.numerics.solvers import AdamW, Result
-from kedrl_dask.numerics.solvers.base import iterate
 from kedrl_dask.utils.arrays import Array, Record
 
 __all__ = ["adamw_for"]
@@ -109,7 +108,7 @@ def adamw_for(model: KEDRL, inputs: Array, seconds: float, seed: int) -> Record:
         ITERATIONS, BATCH_SIZE, LEARNING_RATE, weight_decay=0.0, evaluate_every=EVALUATE_EVERY,
         random_state=seed, seconds=seconds,
     )  # fmt: skip
-    state, _, history = iterate(solver, problem, None, None, None)
+    state, _, history = solver.iterate(problem)
     reached, _ = problem.value_and_gradient(state.coefficients)
     return {
         "seconds": time.perf_counter() - solver.began,

@@ -8,7 +8,7 @@ from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.simulation import DISCOUNT, PAIRS, PAPER_SYSTEM
 from kedrl_dask.datasets.systems import SYSTEMS, TerminatingSystem
 from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.numerics.policies.families import Gaussian
+from kedrl_dask.numerics.policies import Gaussian
 
 PAIR = PAIRS["uniform-gaussian"]
 SYSTEM = SYSTEMS["terminating"]

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.regression.cross_validation import (
-    RIDGES,
-    BlockSums,
-    cross_validate_ridge,
+from kedrl_dask.numerics.regression.cross_validation import RIDGES, BlockSums, cross_validate_ridge
+from kedrl_dask.numerics.regression.input_kernel import (
     median_kernel,
     refine_lengths,
     regression_targets,

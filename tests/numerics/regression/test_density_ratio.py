@@ -158,7 +158,7 @@ def test_solve__samples_without_overlap_are_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_centers": 0}, "n_centers must be at least 1"),
+        ({"n_centers": 0}, "n_centers must be an integer ≥ 1"),
         ({"centers_from": "both"}, "centers_from must be 'numerator' or 'denominator'"),
         ({"ridge": 0.0}, "ridge must be positive or 'auto'"),
         ({"ridge": -1}, "ridge must be positive or 'auto'"),

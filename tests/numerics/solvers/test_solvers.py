@@ -9,14 +9,9 @@ import pytest
 
 from kedrl_dask import KEDRL
 from kedrl_dask.numerics.criterion import separated
-from kedrl_dask.numerics.criterion.preconditioner import (
-    Coordinates,
-    Expansion,
-    Surrogate,
-    SurrogateCost,
-    return_gram,
-)
+from kedrl_dask.numerics.criterion.preconditioner import Coordinates, return_gram
 from kedrl_dask.numerics.criterion.separated import FeatureChunk, Penalties, ReturnSpace
+from kedrl_dask.numerics.criterion.surrogate import Expansion, Surrogate, SurrogateCost
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import frequencies, waves
@@ -140,7 +135,7 @@ def test_surrogate__is_the_hessian_when_nothing_is_left_out(monkeypatch):
     expected = coordinates.pull_back(InMemory().product(coordinates.to_coefficients(y)))
     errors = []
     for tail in (1e-1, 1e-3, 0.0):
-        monkeypatch.setattr("kedrl_dask.numerics.criterion.preconditioner.EXPANSION_TAIL", tail)
+        monkeypatch.setattr("kedrl_dask.numerics.criterion.surrogate.EXPANSION_TAIL", tail)
         image = InMemory().with_surrogate().surrogate.product(y.astype(np.float32))
         errors.append(np.linalg.norm(image - expected) / np.linalg.norm(expected))
     assert errors[0] > errors[1] > errors[2]

@@ -12,8 +12,8 @@ from sklearn.linear_model import LinearRegression
 
 from kedrl_dask import KEDRL, policies
 from kedrl_dask.estimator.fit.policy_check import PolicyWarning, rehearse
-from kedrl_dask.numerics.policies.draws import PolicyError
-from kedrl_dask.numerics.policies.families import Function, Gaussian, Logistic, Policy, Uniform
+from kedrl_dask.numerics.policies import Function, Gaussian, Logistic, Policy, Uniform
+from kedrl_dask.numerics.policies.base import PolicyError
 from kedrl_dask.numerics.policies.noise import GaussianNoise, LogisticNoise, UniformNoise
 
 NOISES = [GaussianNoise(), UniformNoise(), LogisticNoise()]
@@ -256,7 +256,7 @@ def test_state__of_another_dimension_is_refused():
 
 @pytest.mark.parametrize("policy", [Gaussian(np.ones(3)), Function(lambda s, rng: s)])
 def test_draws__need_at_least_one(policy):
-    with pytest.raises(ValueError, match="at least 1, got 0"):
+    with pytest.raises(ValueError, match="integer ≥ 1, got 0"):
         policy.draws(STATE, 0, np.random.default_rng(0))
 
 
@@ -296,12 +296,12 @@ def test_function__needs_a_generator():
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        (lambda s, rng: s[:, 0], r"returned shape \(3,\), expected \(3, 1\).*values\[:, None\]"),
-        (lambda s, rng: s[:2, :1], r"returned shape \(2, 1\), expected \(3, 1\)"),
-        (lambda s, rng: s, r"returned shape \(3, 3\), expected \(3, 1\)"),
+        (lambda s, rng: s[:, 0], r"returned actions of shape \(3,\), expected \(3, 1\).*values\[:, None\]"),
+        (lambda s, rng: s[:2, :1], r"returned actions of shape \(2, 1\), expected \(3, 1\)"),
+        (lambda s, rng: s, r"returned actions of shape \(3, 3\), expected \(3, 1\)"),
         (
             lambda s, rng: np.where(s[:, :1] > 1, np.nan, 0.0),
-            r"1 rows that are not finite.*\[1.2, 0.1, -0.4\]",
+            r"not finite for 1 of 3 states, the first for \[1.2, 0.1, -0.4\]",
         ),
     ],
 )
@@ -444,7 +444,7 @@ def test_rehearsal__reports_actions_beside_the_logged_ones(small_store):
         "100% of the policy's actions lie outside .* action 0, .*check the units", half.findings[0]
     )
     nowhere = policies.Function(lambda state, rng: np.where(state[:, :1] > 1, np.nan, 0.0))
-    with pytest.raises(PolicyError, match=r"successors of rows 0 to .* rows that are not finite"):
+    with pytest.raises(PolicyError, match=r"successors of rows 0 to .* that are not finite"):
         rehearse(nowhere, small_store)
 
 
