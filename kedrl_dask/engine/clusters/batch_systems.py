@@ -81,11 +81,7 @@ class Queue:
             raise QueueError(f"{command[0]}: {error}") from error
         if done.returncode != 0 and (self.no_jobs is None or self.no_jobs not in done.stderr):
             raise QueueError(f"{command[0]} ended with code {done.returncode}: {cut(done.stderr)}")
-        return self.read(done.stdout)
-
-    def read(self, text: str) -> dict[str, str]:
-        """The same, from the output of the listing command."""
-        found = (self.parse(line.split()) for line in text.splitlines() if line.strip())
+        found = (self.parse(line.split()) for line in done.stdout.splitlines() if line.strip())
         return {job: state for job, state in filter(None, found) if state.split()[0] not in self.is_over}
 
 

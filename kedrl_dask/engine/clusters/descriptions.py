@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, get_type_hints
 
@@ -74,10 +75,6 @@ def _whole(name: str, value: object, least: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
         raise ValueError(f"{name} must be a whole number from {least} to {MOST:,}, got {shown(value)}")
     return value
-
-
-def _count(name: str, value: object) -> int:
-    return _whole(name, value, least=0)
 
 
 def _text(name: str, value: object) -> str:
@@ -170,7 +167,7 @@ class _Secured(ClusterDescription):
 class _Scaled(ClusterDescription):
     """A cluster whose number of jobs or workers is fixed, or adapts to the work between two bounds."""
 
-    minimum: Annotated[int | None, _count] = None
+    minimum: Annotated[int | None, partial(_whole, least=0)] = None
     maximum: Annotated[int | None, _whole] = None
 
     def __post_init__(self) -> None:

@@ -97,6 +97,7 @@ def job_options(described: Jobs) -> Record:
             )
     walltime = parse_walltime("walltime", described.walltime or _site_walltime(kind))
     seconds, stagger = lifetime(walltime)
+    quiet = {key.upper().replace("-", "_").replace(".", "__"): value for key, value in QUIET.items()}
     options = {
         "cores": cores,
         "memory": memory,
@@ -111,7 +112,8 @@ def job_options(described: Jobs) -> Record:
             queue.no_requeue, *(_site(kind, "job-extra-directives") or ()), *described.directives
         ],
         "job_script_prologue": [
-            *_quiet_workers(), *(_site(kind, "job-script-prologue") or ()), *described.prologue
+            *(f"export DASK_{key}={value}" for key, value in quiet.items()),
+            *(_site(kind, "job-script-prologue") or ()), *described.prologue
         ],
         "worker_extra_args": [
             "--lifetime", f"{seconds}s", "--lifetime-stagger", f"{stagger}s",
@@ -121,12 +123,6 @@ def job_options(described: Jobs) -> Record:
         "job_name": JOB_NAME,
     }  # fmt: skip
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _quiet_workers() -> Iterator[str]:
-    for key, value in QUIET.items():
-        name = key.upper().replace("-", "_").replace(".", "__")
-        yield f"export DASK_{name}={value}"
 
 
 def job_script(described: Jobs) -> str:

@@ -119,7 +119,10 @@ class Watchdog:
         jobs = self.jobs()  # first, because a job submitted in between would not be in the answer
         self._states = self._queue.states()
         lost = {name for name, job in jobs.items() if job not in self._states}
-        self._count_failures(lost)
+        if self._cluster.scheduler_info["workers"]:
+            self._failures = 0
+        elif lost:
+            self._failures += 1
         if self.has_given_up:
             logger.error(
                 "%s jobs ended %d times in a row before any worker had started; no more are submitted",
@@ -138,12 +141,6 @@ class Watchdog:
             )
         if message:
             logger.warning("%s rejected a job: %s", self._queue.title, message)
-
-    def _count_failures(self, lost: set[str]) -> None:
-        if self._cluster.scheduler_info["workers"]:
-            self._failures = 0
-        elif lost:
-            self._failures += 1
 
     async def _correct(self, lost: set[str], n_jobs: int | None) -> str:
         """Remove lost jobs from the cluster's list, fill the list up, and let Dask submit the new ones.

@@ -21,7 +21,7 @@ from distributed.system import MEMORY_LIMIT
 from distributed.utils import CancelledError
 from threadpoolctl import ThreadpoolController
 
-from kedrl_dask.engine.execute.executor import Advance, Executor, Item, Result, Task, Value, tree
+from kedrl_dask.engine.execute.executor import Advance, Executor, Item, Reduction, Result, Task, Value, tree
 from kedrl_dask.utils.process import Stopped
 
 __all__ = ["PATIENCE", "PIECE_BYTES", "DistributedExecutor", "PoisonError"]
@@ -238,23 +238,20 @@ class DistributedExecutor(Executor):
             return self._patiently(futures, wait)
 
     def _reduce(
-        self,
-        task: Task[Item, Value],
-        groups: Sequence[Sequence[Item]],
-        combine: Callable[[Value, Value], Value],
-        finish: Callable[..., Result],
-        advance: Advance | None,
+        self, how: Reduction[Item, Value, Result], groups: Sequence[Sequence[Item]], advance: Advance | None
     ) -> list[Result]:
         """Submit one task per item and per pair; only what ``finish`` returns comes back."""
+
+        task = how.task
 
         def leaf(item: Item) -> Future:
             return self._submit(task, [item])[0]
 
         def merged(first: Future, second: Future) -> Future:
-            return self._submit(Task(combine, (second,)), [first])[0]
+            return self._submit(Task(how.combine, (second,)), [first])[0]
 
         def finished(group: Sequence[Item], total: Future) -> Future:
-            return self._submit(Task(finish, (group, *task.shared)), [total])[0]
+            return self._submit(how.finishing(group), [total])[0]
 
         with self._blas.limit(limits=1):
             futures = [finished(group, tree(group, leaf, merged)) for group in groups]
@@ -266,7 +263,7 @@ class DistributedExecutor(Executor):
                 def submit(group: Sequence[Item] = groups[i], leaves: list[Future] = settled) -> Future:
                     return finished(group, tree(leaves, lambda future: future, merged))
 
-                results[i] = self._computed(submit, words[i])
+                results[i] = self._result(self._settle(submit, words[i]))
             return cast(list[Result], results)
 
     def _gather(self, futures: list[Future], words: Sequence[str], advance: Advance | None) -> list[object]:
@@ -295,12 +292,14 @@ class DistributedExecutor(Executor):
             for _ in as_completed(futures, loop=self._client.loop):
                 advance()
 
+    def _result(self, future: Future) -> object:
+        return _landed(self._patiently([future], future.result))
+
     def _computed(self, submit: Callable[[], Future], words: str) -> object:
         """Result of a task that runs alone."""
         while True:
             try:
-                future = self._settle(submit, words)
-                return _landed(self._patiently([future], future.result))
+                return self._result(self._settle(submit, words))
             except _Stalled:  # workers came and went; the current ones can do it
                 continue
 

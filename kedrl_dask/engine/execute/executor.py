@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Generic, TypeVar, TypeVarTuple
 
-__all__ = ["Advance", "Executor", "Item", "Result", "Shared", "Task", "Value", "tree"]
+__all__ = ["Advance", "Executor", "Item", "Reduction", "Result", "Shared", "Task", "Value", "tree"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,6 +42,19 @@ class Task(Generic[Item, Result]):
         """The name of the function and its item, for messages."""
         text = str(item)
         return f"{self.function.__name__} on {text if len(text) <= 200 else text[:200] + '…'}"
+
+
+@dataclass(frozen=True)
+class Reduction(Generic[Item, Value, Result]):
+    """A task, a function that combines its results, and one that finishes their total."""
+
+    task: Task[Item, Value]
+    combine: Callable[[Value, Value], Value]
+    finish: Callable[..., Result]
+
+    def finishing(self, group: Sequence[Item]) -> Task[Value, Result]:
+        """The task that finishes the total of a group."""
+        return Task(self.finish, (group, *self.task.shared))
 
 
 class Executor(ABC):
@@ -117,7 +130,7 @@ class Executor(ABC):
         The total combines ``function(item, *shared)`` over the items of the group, pairwise in a tree whose
         shape depends only on their number.
         """
-        return self._reduce(Task(function, shared), groups, combine, finish, advance)
+        return self._reduce(Reduction(Task(function, shared), combine, finish), groups, advance)
 
     # Below the typed interface a function and its shared values are one task. All but ``_map`` is written in
     # terms of it, for executors whose tasks run in this process.
@@ -142,16 +155,11 @@ class Executor(ABC):
         return self._map(Task(outcome), items, advance)
 
     def _reduce(
-        self,
-        task: Task[Item, Value],
-        groups: Sequence[Sequence[Item]],
-        combine: Callable[[Value, Value], Value],
-        finish: Callable[..., Result],
-        advance: Advance | None,
+        self, how: Reduction[Item, Value, Result], groups: Sequence[Sequence[Item]], advance: Advance | None
     ) -> list[Result]:
-        @wraps(task.function)  # errors name it
+        @wraps(how.task.function)  # errors name it
         def reduced(group: Sequence[Item]) -> Result:
-            return finish(tree(group, task, combine), group, *task.shared)
+            return how.finishing(group)(tree(group, how.task, how.combine))
 
         return self._map(Task(reduced), groups, advance)
 

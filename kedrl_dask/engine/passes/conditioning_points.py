@@ -10,11 +10,17 @@ from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.numerics.criterion.separated import Chunk
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
-from kedrl_dask.utils.arrays import Features, Precision
+from kedrl_dask.utils.arrays import Features, Inputs, Precision, Weights
 
-__all__ = ["CONDITIONING_KIND", "Conditioning", "evaluate_points"]
+__all__ = ["CONDITIONING_KIND", "Conditioning", "evaluate_points", "read_inputs"]
 
 CONDITIONING_KIND = "kedrl conditioning points"
+
+
+def read_inputs(path: Path, rows: Range) -> tuple[Inputs, Weights]:
+    """Inputs and weights of some of the stored points."""
+    points = ArrayStore.open(path, CONDITIONING_KIND)
+    return points.read("input", *rows), points.read("weight", *rows)
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,7 @@ class Conditioning:
 
     def compute(self, rows: Range) -> Chunk:
         """Evaluate some of the points; only their inputs and weights are read."""
-        points = ArrayStore.open(self.points, CONDITIONING_KIND)
-        inputs, weights = points.read("input", *rows), points.read("weight", *rows)
+        inputs, weights = read_inputs(self.points, rows)
         chunk, _ = self.operators(inputs, weights)
         return replace(chunk, basis=self.basis(inputs)).astype(self.dtype)
 

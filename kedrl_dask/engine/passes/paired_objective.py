@@ -12,14 +12,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.chunk_sums import ChunkSums, Numbered
-from kedrl_dask.engine.passes.paired_target import (
-    Compressed,
-    Operator,
-    PairedPoints,
-    Sections,
-    sweep_back,
-    sweep_out,
-)
+from kedrl_dask.engine.passes.paired_target import Compressed, Operator, PairedPoints, Sections, sweep
 from kedrl_dask.engine.passes.separated_objective import EXACT, Objective, ValueAndGradient
 from kedrl_dask.numerics.criterion import paired
 from kedrl_dask.numerics.criterion.paired import Batch, FrequencyBlock, Points
@@ -138,7 +131,7 @@ class SweptTarget:
         # Scaled to a maximum of one, entries neither underflow nor overflow in single precision.
         size = float(np.abs(by_sums).max()) or 1.0
         shared = self.executor.share((by_sums / size).astype(dtype))
-        (gradient,) = self.rows.sum(sweep_back, self._spaces[dtype], shared)
+        (gradient,) = self.rows.sum(sweep, paired.sweep_adjoint, self._spaces[dtype], shared)
         return np.asarray(size * gradient)
 
     def _over(self, points: Points, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
@@ -158,7 +151,7 @@ class SweptTarget:
     def __call__(self, coefficients: Coefficients, with_terminal: bool = True) -> Matrix:
         """See :class:`Target`; products are in the precision of the coefficients, sums in double."""
         space, shared = self._spaces[coefficients.dtype], self.executor.share(coefficients)
-        (sums,) = self.rows.sum(sweep_out, space, shared)
+        (sums,) = self.rows.sum(sweep, paired.sweep_forward, space, shared)
         target = np.asarray(cho_solve(self._factor, self.features.complete_sums(sums)))
         return target + self.terminal if with_terminal and self.terminal is not None else target
 

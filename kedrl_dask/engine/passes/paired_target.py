@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kedrl_dask.engine.passes.conditioning_points import CONDITIONING_KIND
+from kedrl_dask.engine.passes.conditioning_points import read_inputs
 from kedrl_dask.engine.passes.continuation import Continuation
 from kedrl_dask.engine.passes.streaming_pass import read_groups
 from kedrl_dask.engine.plan.partition import GROUP_ROWS, Range, RowBlock
@@ -26,7 +26,7 @@ from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.kernels.spectral import waves
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
-from kedrl_dask.utils.arrays import Coefficients, Features, Matrix, Vector
+from kedrl_dask.utils.arrays import Features, Matrix, Vector
 from kedrl_dask.utils.arrays import Points as Rows
 from kedrl_dask.utils.scratch import scratch
 
@@ -44,8 +44,7 @@ __all__ = [
     "contract_link",
     "merge_points",
     "solve_waves",
-    "sweep_back",
-    "sweep_out",
+    "sweep",
 ]
 
 
@@ -95,22 +94,13 @@ class PairedRows:
         return [Batch(*(part.copy() for part in batch)) for batch in self.compute(rows)]
 
 
-def sweep_out(batches: Iterable[Batch], space: ReturnSpace, coefficients: Coefficients) -> tuple[Matrix]:
-    """Σ_j φ_j times exp(iWr_j) ⊙ (CE)ᵀκ̃_j: products in the precision of ``space``, sums in double."""
-    return _swept(paired.sweep_forward, batches, space, coefficients)
-
-
-def sweep_back(batches: Iterable[Batch], space: ReturnSpace, by_sums: Matrix) -> tuple[Matrix]:
-    """The transpose of :func:`sweep_out`."""
-    return _swept(paired.sweep_adjoint, batches, space, by_sums)
-
-
-def _swept(
-    function: Callable[[Batch, ReturnSpace, Matrix], Matrix],
+def sweep(
     batches: Iterable[Batch],
+    function: Callable[[Batch, ReturnSpace, Matrix], Matrix],
     space: ReturnSpace,
     given: Matrix,
 ) -> tuple[Matrix]:
+    """Sum of ``function`` over batches: products in the precision of ``space``, sums in double."""
     total: Matrix = np.zeros(())
     for batch in batches:
         total = total + function(batch.astype(space.dtype), space, given).astype(np.float64)
@@ -240,8 +230,7 @@ class PairedPoints:
 
     def compute(self, rows: Range) -> Sections:
         """k̃, ψ and ϱ of some points, in double precision."""
-        points = ArrayStore.open(self.inputs, CONDITIONING_KIND)
-        inputs, weights = points.read("input", *rows), points.read("weight", *rows)
+        inputs, weights = read_inputs(self.inputs, rows)
         return self.basis(inputs), self.operators.features(inputs), weights
 
     load = compute  # they are not stored
