@@ -1,4 +1,4 @@
-"""Descriptions of clusters, their job scripts, and what batch systems say, without any cluster."""
+"""Descriptions of clusters, job scripts, and listings of batch systems, without a real cluster."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_kubernetes__missing_package_and_manifest(monkeypatch, tmp_path):
 
 
 def program(folder, name, text, code=0):
-    """A command that prints a text, first on the path."""
+    """A command first on the path that prints a text."""
     file = folder / name
     stream = "2" if code else "1"
     file.write_text(f"#!/bin/sh\ncat >&{stream} <<'END'\n{text}\nEND\nexit {code}\n")
@@ -306,7 +306,7 @@ def test_unknown_interface__names_those_there(tmp_path, programs):
 
 @pytest.fixture
 def interrupted_clients(monkeypatch):
-    """Ctrl-C comes while a client of Dask's is being made; all that were begun are listed."""
+    """Press Ctrl-C while a Dask client is being created; return the list of all such clients."""
     connect, begun = Client._ensure_connected, []
 
     async def interrupted(self, timeout=None):
@@ -320,7 +320,7 @@ def interrupted_clients(monkeypatch):
 
 
 def assert_interrupted(described, clients):
-    """No client is left to wait, as the process ends, for an event loop that has ended, and to complain."""
+    """No client is left that would wait for a stopped event loop at the end of the process."""
     with pytest.raises(KeyboardInterrupt), open_cluster(described):
         pytest.fail("it began")
     assert [client.status for client in clients] == ["closed"]
@@ -413,7 +413,7 @@ def test_verb__shows_jobs_script_and_queue(tmp_path, programs, capsys):
 
 
 def test_verb__without_the_batch_system(tmp_path, monkeypatch, capsys):
-    """What is missing is said; the script can be looked at all the same."""
+    """Missing commands are reported, and the script is shown nevertheless."""
     config = write_config(tmp_path, '[cluster]\nkind = "pbs"\ncores = 1\nmemory = "1 GiB"\ninterface = "lo"')
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["cluster", str(config)]) == 0

@@ -1,4 +1,4 @@
-"""A result does not depend on where it was computed: threads, workers, and the way that arrays travelled."""
+"""Results do not depend on where they are computed: in threads or workers, and however arrays travel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kedrl_dask.service import doctor
 
 
 def addresses(number, array, offset):
-    """Where the arrays that a task was given are, over the alignment of a vector; and an array of its own."""
+    """Addresses of the arrays of a task, modulo the alignment of a vector; and a new array."""
     return [x.ctypes.data % 16 for x in (array, offset["inside"])], np.ones(number, np.float32)
 
 
 @pytest.mark.slow
 def test_arrays__are_aligned_wherever_they_travelled():
-    """Of any size, small enough to go along with the task: cut out of a message they would lie anywhere."""
+    """Small arrays travel with the task; taken out of a message, they might be unaligned."""
     with local_cluster(1) as executor:
         for size in range(1, 20):
             arrays = np.ones((size, 7), np.float32), {"inside": np.ones(3 * size, np.float32)}
@@ -31,7 +31,7 @@ def test_arrays__are_aligned_wherever_they_travelled():
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["Haswell", "SkylakeX"])
 def test_workers__give_what_threads_give(kernels, monkeypatch):
-    """By OpenBLAS's kernels for AVX2 and for AVX-512; another BLAS ignores the variable."""
+    """With OpenBLAS's kernels for AVX2 and for AVX-512; other BLAS libraries ignore the variable."""
     if kernels == "SkylakeX" and "avx512bw" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX-512")
     monkeypatch.setenv("OPENBLAS_CORETYPE", kernels)

@@ -1,4 +1,4 @@
-"""Executors: order, errors, sharing, and the same numbers wherever chunk functions run."""
+"""Executors: order of results, errors, shared values, and lost workers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def is_here(home, _):
 
 
 def test_hold__items_are_dealt_out_to_all_workers(client):
-    """Though the shared value is on one of them; and what is held is worked on where it is."""
+    """Even if one of them has the shared value; and tasks run where the items are held."""
     executor = DistributedExecutor(client)
     shared = executor.share(np.zeros(PIECE_BYTES // 8))
     held = executor.hold(where_am_i, range(4), shared)
@@ -134,7 +134,7 @@ def test_default_executor__no_client():
 
 
 def kill_own_worker_once(x, marker):
-    """Die the first time, as a preempted worker does; finish the second time."""
+    """Kill the worker the first time, as preemption does, and finish the second time."""
     if x == 1 and not os.path.exists(marker):
         with open(marker, "w"):
             pass
@@ -144,13 +144,13 @@ def kill_own_worker_once(x, marker):
 
 @pytest.fixture(scope="module")
 def mortal_cluster():
-    """A cluster whose workers die in tests, and are replaced."""
+    """A cluster whose workers die in tests and are replaced."""
     with mortal_workers(2) as client:
         yield client
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # a dying worker makes its neighbours complain
+@pytest.mark.filterwarnings("ignore")  # other workers warn about a dying worker
 def test_distributed__lost_worker_is_recomputed(mortal_cluster, tmp_path):
     executor = DistributedExecutor(mortal_cluster)
     held = executor.hold(slow_square, range(4), 0)
@@ -173,11 +173,11 @@ def total(x, group):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_distributed__all_workers_are_lost_at_once(mortal_cluster, monkeypatch):
-    """What was given to them, though others may do it, must not wait for them for ever."""
+    """Tasks assigned to the lost workers must not wait forever, because other workers may run them."""
     monkeypatch.setattr("kedrl_dask.engine.execute.dask_client.LOOK_EVERY", 0.2)
     client = mortal_cluster
     executor = DistributedExecutor(client, patience=120)
-    client.wait_for_workers(2)  # one that a test before ended may be on its way
+    client.wait_for_workers(2)  # the replacement of one that an earlier test killed may still be starting
     handles = executor.hold(add, [1, 2, 3, 4], 10)
     assert executor.map(add, handles, 1) == [12, 13, 14, 15]
     before = set(client.nthreads())
@@ -191,7 +191,7 @@ def test_distributed__all_workers_are_lost_at_once(mortal_cluster, monkeypatch):
 
 @pytest.fixture(scope="module")
 def strict_cluster():
-    """A cluster that gives up on a task with the first worker that dies."""
+    """A cluster that gives up on a task when a single worker dies."""
     with mortal_workers(2, **{"distributed.scheduler.allowed-failures": 0}) as client:
         yield client
 
@@ -199,7 +199,7 @@ def strict_cluster():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_distributed__preempted_tasks_are_not_blamed(strict_cluster, tmp_path):
-    """Dask gives up on what the dead worker had been given; by itself, each of these tasks succeeds."""
+    """Dask gives up on the tasks of a dead worker, but each of them succeeds when it runs alone."""
     executor = DistributedExecutor(strict_cluster)
     held = executor.hold(slow_square, range(4), 0)
     shared = executor.share(np.zeros(PIECE_BYTES // 8))
@@ -228,6 +228,16 @@ def test_error__names_the_task(executor):
     with pytest.raises(ValueError, match="chunk 2 is bad") as caught:
         executor.map(fail_at_two, range(5))
     assert "in fail_at_two on 2" in caught.value.__notes__
+    with pytest.raises(ValueError, match="chunk 2 is bad") as caught:
+        executor.reduce(fail_at_two, [[0, 1], [2, 3]], add, total)
+    assert caught.value.__notes__ == ["in fail_at_two on [2, 3]"]
+
+
+def test_attempt__failure_in_place_of_its_result(executor):
+    first, failure, last = executor.attempt(fail_at_two, [1, 2, 3])
+    assert (first, last) == (1, 3)
+    assert isinstance(failure, ValueError)
+    assert not hasattr(failure, "__notes__")  # studies report the last line of a failure
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The plan: what it counts, what it refuses, and that fits stay within it."""
+"""The plan: its projections, what it rejects, and that fits stay within it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_plan__ratio_has_a_stage_of_its_own():
 
 
 def test_plan__given_ridge__takes_no_folds_of_the_sums():
-    """The Expedia sizes: five folds of the sums would be 20 GiB, of which no cross-validation has any use."""
+    """With the Expedia sizes, five folds of the sums would need 20 GiB, without being used."""
     sizes = {
         "n_landmarks": 6_000,
         "n_basis": 6_000,
@@ -93,7 +93,7 @@ def test_residency__resident_while_it_fits():
     tight = plan(**many)
     assert tight.residency == "stored"
     assert tight.memory <= 4 * GIB
-    # Where disks are slow and cores fast, it is cheaper to compute the points again.
+    # With slow disks and fast cores, it is cheaper to recompute the points.
     slow_disk = replace(NOMINAL, stored=1e6)
     assert make_plan(replace(SIZES, **many), slow_disk, 2, 1, 4 * GIB).residency == "recomputed"
 
@@ -111,7 +111,7 @@ def test_check__refusal_names_stage_budget_and_setting():
 
 
 def test_check__advice_fits():
-    """What the message advises is within the budget."""
+    """The value that the message suggests is within the budget."""
     over = plan(budget=GIB, n_features=50_000)
     with pytest.raises(PlanError) as error:
         over.check()
@@ -157,7 +157,7 @@ def test_pieces__cover_a_block_and_begin_where_groups_do():
 
 @pytest.mark.parametrize("n_items", [1, 5, 8, 13])
 def test_fold__groups_do_not_change_the_order_of_the_sum(n_items):
-    """Exactly: these sums depend on their order."""
+    """Exactly equal, although floating-point sums depend on their order."""
     values = np.random.default_rng(0).standard_normal(n_items) * 10.0 ** np.arange(n_items)
 
     def total(n_groups):
@@ -170,7 +170,7 @@ def test_fold__groups_do_not_change_the_order_of_the_sum(n_items):
 
 
 def test_plan__paired_form_follows_cost_and_memory():
-    """Contracting pays for itself over the products, unless it is too large or there are few transitions."""
+    """The contraction pays off over many products, unless it is too large."""
     forms = ["contracted", "matrix-free"]
 
     def form(budget=4 * GIB, **sizes):
@@ -270,7 +270,7 @@ CONTRACTED = {"construction": "paired", "paired_form": "contracted", "n_features
     ],
 )
 def test_measured_memory__within_the_projected(settings, tmp_path):
-    """A fit in a process of its own; and the plan is no wild guess."""
+    """A fit in its own process stays within the plan, and the plan is not far above it."""
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "store"), json.dumps(settings)]
     root = Path(__file__).parents[3]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
