@@ -41,16 +41,9 @@ def _anything(name: str, value: object, otherwise: str) -> None:
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a parameter may be.
+    """What a parameter may be: its type in the documentation, a check, and all choices if they are words.
 
-    Attributes
-    ----------
-    kind : str
-        Its type, as the documentation gives it.
-    check : callable
-        Takes the name, the value and what else is allowed, in words; raises ValueError for a bad value.
-    words : tuple of str
-        All allowed values, if they are words.
+    The check takes the name, the value, and what else is allowed in words; it raises ValueError.
     """
 
     kind: str
@@ -102,16 +95,7 @@ def either(alternative: str | None, other: Constraint) -> Constraint:
 
 
 class Parameter(NamedTuple):
-    """The declaration of a parameter.
-
-    Attributes
-    ----------
-    constraint : Constraint
-    words : str
-        What it means; the first sentence is the help of its command-line option.
-    option : str
-        The command-line option, such as ``--atoms``; empty if there is none.
-    """
+    """A declared parameter; the first sentence of its words is the help of its command-line option."""
 
     constraint: Constraint
     words: str

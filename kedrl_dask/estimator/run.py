@@ -66,19 +66,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Run:
-    """A run whose lock this process holds; made by :func:`open_run`.
-
-    Parameters
-    ----------
-    path : Path
-        The directory.
-    settings : Settings
-        The parameters of the fit.
-    facts : dict
-        The contents of ``run.json``.
-    seconds : float
-        Time between checkpoints.
-    """
+    """A run whose lock this process holds; made by :func:`open_run`, with the contents of ``run.json``."""
 
     def __init__(self, path: Path, settings: Settings, facts: Record, seconds: float) -> None:
         self.path, self._settings, self._facts, self._seconds = path, settings, facts, seconds

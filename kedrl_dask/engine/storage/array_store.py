@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from math import prod
 from pathlib import Path
@@ -26,7 +26,7 @@ from kedrl_dask.engine.storage.untrusted import checked_path, reason, what_is_fo
 from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import shown
 
-__all__ = ["FORMAT_VERSION", "ArrayStore"]
+__all__ = ["FORMAT_VERSION", "ArrayStore", "write_arrays"]
 
 ZarrArray = zarr.Array[Any]  # of either version of the format, known only at run time
 
@@ -420,3 +420,22 @@ class ArrayStore:
     def __repr__(self) -> str:
         """Return path, kind and arrays."""
         return f"ArrayStore({str(self._path)!r}, kind={self._group.attrs['kind']!r}, arrays={self.names})"
+
+
+def write_arrays(
+    path: PathLike,
+    kind: str,
+    specs: Sequence[ArraySpec],
+    arrays: Mapping[str, Array],
+    attributes: Mapping[str, Any] | None = None,
+    compressed: bool = True,
+) -> ArrayStore:
+    """Create a store that holds whole arrays, each in one chunk; ``finish`` completes it."""
+    sizes = {
+        dim: size for spec in specs for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True)
+    }
+    store = ArrayStore.create(path, kind, specs, sizes, {}, attributes, compressed)
+    for spec in specs:
+        if arrays[spec.name].size:
+            store.write(spec.name, 0, arrays[spec.name])
+    return store

@@ -8,7 +8,7 @@ import numpy as np
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.passes.conditioning_points import CONDITIONING_KIND
-from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.array_store import ArrayStore, write_arrays
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.engine.storage.directories import StoreError
 from kedrl_dask.engine.storage.schema import CONDITIONING_INPUTS
@@ -49,12 +49,8 @@ def file_conditioning(settings: Settings, store: TransitionStore, kernel: Matern
     }
 
     def make(path: Path) -> None:
-        inputs, weights = choose_conditioning(settings, store, kernel)
-        sizes = {"point": len(inputs), "input_dim": inputs.shape[1]}
-        filed = ArrayStore.create(path, CONDITIONING_KIND, CONDITIONING_INPUTS, sizes, {}, compressed=False)
-        filed.write("input", 0, inputs)
-        filed.write("weight", 0, weights)
-        filed.finish()
+        arrays = dict(zip(("input", "weight"), choose_conditioning(settings, store, kernel), strict=True))
+        write_arrays(path, CONDITIONING_KIND, CONDITIONING_INPUTS, arrays, compressed=False).finish()
 
     return cache.get("conditioning-inputs", facts, make)
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.engine.plan.partition import even_ranges
-from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.array_store import ArrayStore, write_arrays
 from kedrl_dask.engine.storage.cache import Cache, Facts
-from kedrl_dask.engine.storage.schema import POINTS, RETURNS, SAMPLE, TREND, ArraySpec
+from kedrl_dask.engine.storage.schema import POINTS, RETURNS, SAMPLE, TREND
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.numerics.design import sizes as sizing
@@ -23,7 +23,7 @@ from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import frequencies
 from kedrl_dask.numerics.regression.input_kernel import InputTuning, median_kernel, tune_input_kernel
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
-from kedrl_dask.utils.arrays import Array, Atoms, Frequencies, Points, Record
+from kedrl_dask.utils.arrays import Atoms, Frequencies, Points, Record
 
 __all__ = ["Choices", "make_choices", "tune_on"]
 
@@ -88,20 +88,10 @@ def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Ch
     return Choices(sample, features, basis, grid, waves, return_kernel, tuning | tried, trend)
 
 
-def _file(path: Path, specs: tuple[ArraySpec, ...], arrays: dict[str, Array], facts: Facts) -> None:
-    """Write arrays into a new store."""
-    sizes = {d: n for spec in specs for d, n in zip(spec.dims, arrays[spec.name].shape, strict=True)}
-    filed = ArrayStore.create(path, KIND, specs, sizes, {}, facts)
-    for spec in specs:
-        if arrays[spec.name].size:
-            filed.write(spec.name, 0, arrays[spec.name])
-    filed.finish()
-
-
 def _sample(store: TransitionStore, cache: Cache, facts: Facts, seed: int) -> Transitions:
     def make(path: Path) -> None:
         sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([seed, 1]))
-        _file(path, SAMPLE, vars(sample), {})
+        write_arrays(path, KIND, SAMPLE, vars(sample)).finish()
 
     filed = ArrayStore.open(cache.get("sample", facts, make), KIND)
     return Transitions(**{spec.name: filed.read(spec.name) for spec in SAMPLE})
@@ -130,7 +120,8 @@ def _points(
             chosen.append(NystromFeatures.from_landmarks(kernel, points, settings.landmark_threshold))
         arrays = {"landmarks": chosen[0].landmarks, "whitening": chosen[0].whitening}
         arrays |= {"basis": chosen[1].landmarks, "basis_whitening": chosen[1].whitening}
-        _file(path, POINTS, arrays, {"kernel": kernel.to_dict(), "tuning": tried})
+        attributes = {"kernel": kernel.to_dict(), "tuning": tried}
+        write_arrays(path, KIND, POINTS, arrays, attributes).finish()
 
     filed = ArrayStore.open(cache.get("points", facts, make), KIND)
     kernel = Matern.from_dict(filed.attributes["kernel"])
@@ -160,7 +151,7 @@ def _refit(trend: LinearTrend, store: TransitionStore, cache: Cache, of_sample: 
         parts = (store.transitions(start, stop) for start, stop in even_ranges(store.n_rows, TREND_ROWS))
         found = [trend.moments(part.inputs, part.reward - trend(part.inputs)) for part in parts]
         whole = trend.refit(TrendMoments(*(sum(sums) for sums in zip(*found, strict=True))))
-        _file(path, TREND, whole.to_arrays(), {})
+        write_arrays(path, KIND, TREND, whole.to_arrays()).finish()
 
     filed = ArrayStore.open(cache.get("trend", {"sample": of_sample, "trend": trend}, make), KIND)
     return LinearTrend.from_arrays({spec.name: filed.read(spec.name) for spec in TREND})
@@ -200,7 +191,8 @@ def _returns(
             growth = _grow_atoms(settings, returns, sample.reward, kernel, store.n_transitions)
             size, tried["n_atoms"] = growth.size, growth.to_dict()
         grid = _grid(settings, size, returns, kernel)
-        _file(path, RETURNS, {"grid": grid}, {"kernel": kernel.to_dict(), "tuning": tried})
+        attributes = {"kernel": kernel.to_dict(), "tuning": tried}
+        write_arrays(path, KIND, RETURNS, {"grid": grid}, attributes).finish()
 
     filed = ArrayStore.open(cache.get("returns", facts, make), KIND)
     return filed.read("grid"), Matern.from_dict(filed.attributes["kernel"]), filed.attributes["tuning"]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kedrl_dask.engine.data.encoding import PARTS, Encoding
-from kedrl_dask.engine.storage.array_store import ArrayStore
+from kedrl_dask.engine.storage.array_store import ArrayStore, write_arrays
 from kedrl_dask.engine.storage.directories import StoreError
 from kedrl_dask.engine.storage.schema import (
     MODEL,
@@ -115,12 +115,7 @@ def write_fitted(
     attributes: Record,
 ) -> None:
     """Write arrays and attributes of a fitted estimator, which count once all of them are written."""
-    sizes = {
-        dim: size for spec in specs for dim, size in zip(spec.dims, arrays[spec.name].shape, strict=True)
-    }
-    store = ArrayStore.create(path, kind, specs, sizes, {}, {**attributes, "complete": False})
-    for spec in specs:
-        store.write(spec.name, 0, arrays[spec.name])
+    store = write_arrays(path, kind, specs, arrays, {**attributes, "complete": False})
     store.update_attributes(complete=True)
     store.finish()
 

@@ -308,7 +308,7 @@ COUNT = (
         ({"conditioning": WEIGHTS}, r"conditioning points have shape \(7,\), expected \(M, p \+ q\)"),
         ({"conditioning": np.empty((0, 3))}, r"conditioning points have shape \(0, 3\)"),
         ({"conditioning": POINTS[:, :2]}, r"points have shape \(7, 2\), expected \(M, 3\): one row of state"),
-        ({"conditioning": NOT_FINITE}, r"conditioning point 3: \[.*inf.*\] is not finite"),
+        ({"conditioning": NOT_FINITE}, r"conditioning points must be finite, got -?inf at \[3, \d\]"),
         (
             {"conditioning": (POINTS, WEIGHTS[:4])},
             r"weights have shape \(4,\), expected \(7,\): one for each",
