@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -139,7 +139,7 @@ def _trend(
         ridge = settings.ridge_gamma
         given = None if isinstance(ridge, str) else (float(ridge),)
         trial = try_trend(features, sample.inputs, sample.reward, sample.episode, waves, given)
-        tried["reward_trend"] = trial.to_dict()
+        tried["reward_trend"] = asdict(trial)
         wanted = "linear" if trial.accepted else "none"
     return LinearTrend.fit(sample.inputs, sample.reward) if wanted == "linear" else None, tried
 

@@ -46,17 +46,10 @@ class Coordinates:
 
     @classmethod
     def build(cls, moment: Matrix, return_gram: Matrix, ridge: float) -> Coordinates:
-        """Diagonalise moment⊗return_gram + ridge·I.
+        """Diagonalise S⊗(K_Z + Ḡ + λ_mass 11ᵀ) + λ_B·I.
 
-        Parameters
-        ----------
-        moment : (rank, rank) array
-            S, from :func:`~kedrl_dask.numerics.criterion.separated.moments`;
-            Σϱ k̃k̃ᵀ alone in the paired construction.
-        return_gram : (m, m) array
-            K_Z + Ḡ + λ_mass 11ᵀ.
-        ridge : float
-            λ_B.
+        S is ``moment``, from :func:`~kedrl_dask.numerics.criterion.separated.moments`; in the paired
+        construction Σϱ k̃k̃ᵀ alone.
         """
         by_input, left = eigh(moment)
         by_return, right = eigh(return_gram)

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Indices, Points
+from kedrl_dask.utils.checks import check_word
 
 __all__ = ["choose_points", "cluster_centers", "clusters", "median_distance"]
 
@@ -42,18 +43,9 @@ def choose_points(
 ) -> Points:
     """Choose points that cover a sample: k-means centres in the kernel's coordinates, or a random subset.
 
-    Parameters
-    ----------
-    points : (n, dim) array
-        The sample. Its distinct rows are returned if there are no more than ``n_points``.
-    n_points : int
-    kernel : Matern
-        Its length scales say which distances matter.
-    method : {"kmeans", "random"}
-    random_state : int
+    The distinct rows of the sample are returned if there are no more than ``n_points``.
     """
-    if method not in ("kmeans", "random"):
-        raise ValueError(f"unknown method {method!r} to choose points; use 'kmeans' or 'random'")
+    check_word("the method to choose points", method, ("kmeans", "random"))
     distinct = np.unique(points, axis=0)
     if len(distinct) <= n_points:
         return distinct

@@ -130,27 +130,17 @@ def choose_landmarks(
     """Number of landmarks or of basis points, by the sections at held-out inputs of a sample.
 
     Points are drawn from the sample at random, which covers it a little less well than k-means centres.
-
-    Parameters
-    ----------
-    name : {"n_landmarks", "n_basis"}
-    kernel : Matern
-        The input kernel.
-    inputs : (n, p + q) array
-        The sample.
-    n_transitions : int
-        N, of all the data.
-    random_state : int
+    ``n_transitions`` is N, of all the data.
     """
-    distinct = _shuffled(np.unique(inputs, axis=0), random_state)
+    distinct = np.unique(inputs, axis=0)
+    distinct = distinct[np.random.default_rng([random_state, 11]).permutation(len(distinct))]
     limit = min(MOST[name], int(PER_ROOT[name] * np.sqrt(n_transitions)))
     sizes = _ladder(name, min(limit, (len(distinct) + 1) // 2))
     held_out = distinct[max(sizes[-1], len(distinct) - N_HELD_OUT) :]
     if len(held_out) == 0:  # a single input
         held_out = distinct
-    return grow(
-        sizes, residual_curve(kernel, distinct[: sizes[-1]], held_out, sizes), _tolerance(name, n_transitions)
-    )
+    curve = residual_curve(kernel, distinct[: sizes[-1]], held_out, sizes)
+    return grow(sizes, curve, _tolerance(name, n_transitions))
 
 
 def choose_atoms(
@@ -159,29 +149,15 @@ def choose_atoms(
 ) -> Growth:  # fmt: skip
     """Number of atoms, by the shifted sections k(r + γz, ·) (app:Grid-Z) of rewards r and returns z.
 
-    Parameters
-    ----------
-    kernel : Matern
-        The return kernel.
-    atoms : (n, d) array
-        Candidates for atoms, taken in order: shuffled returns, or points that fill a box.
-    returns, reward : (n, d) arrays
-        Samples of observed returns and rewards.
-    discount : float
-        γ.
-    n_transitions : int
-        N, of all the data.
-    random_state : int
+    ``atoms`` are candidates, taken in order: shuffled returns, or points that fill a box. ``returns`` and
+    ``reward`` are samples; ``n_transitions`` is N, of all the data.
     """
     rng = np.random.default_rng([random_state, 12])
     shifted = reward[rng.integers(len(reward), size=N_HELD_OUT)]
     shifted = shifted + discount * returns[rng.integers(len(returns), size=N_HELD_OUT)]
     sizes = _ladder("n_atoms", len(atoms))
-    return grow(
-        sizes,
-        residual_curve(kernel, atoms[: sizes[-1]], shifted, sizes),
-        _tolerance("n_atoms", n_transitions),
-    )
+    curve = residual_curve(kernel, atoms[: sizes[-1]], shifted, sizes)
+    return grow(sizes, curve, _tolerance("n_atoms", n_transitions))
 
 
 def choose_features(
@@ -190,21 +166,8 @@ def choose_features(
 ) -> Growth:  # fmt: skip
     """Number of frequencies, by the error of their kernel between grid points z and shifted ones r + γz.
 
-    Parameters
-    ----------
-    kernel : Matern
-        The return kernel.
-    grid : (m, d) array
-    reward : (n, d) array
-        A sample of rewards.
-    discount : float
-        γ.
-    method : {"qmc", "orthogonal", "iid"}
-        How frequencies are drawn.
-    n_transitions : int
-        N, of all the data.
-    random_state : int
-        Seed, also that of the frequencies.
+    ``reward`` is a sample; ``method`` says how frequencies are drawn, with the same seed;
+    ``n_transitions`` is N, of all the data.
     """
     rng = np.random.default_rng([random_state, 13])
     atoms = grid[rng.permutation(len(grid))[: N_COMPARED // 2]]
@@ -224,7 +187,3 @@ def _ladder(name: Size, limit: int) -> list[int]:
     """Sizes up to a limit, which is one of them if the ladder is longer."""
     limit = max(1, min(limit, MOST[name]))
     return [size for size in LADDERS[name] if size < limit] + [limit]
-
-
-def _shuffled(points: Points, random_state: int) -> Points:
-    return points[np.random.default_rng([random_state, 11]).permutation(len(points))]

@@ -114,7 +114,8 @@ def spectral_density(kernel: Matern, frequencies: npt.ArrayLike) -> Vector:
 
 def fourier_decay_order(kernel: Matern, dim: int) -> float:
     """s_k = 2ν + d: one over the spectral density grows like ‖w‖^{s_k} (thm:mmd_wasserstein_equiv, II)."""
-    return 2 * kernel.nu + _checked_dim("fourier_decay_order", dim)
+    check_count("fourier_decay_order: dim", dim)
+    return 2 * kernel.nu + dim
 
 
 def sobolev_order(kernel: Matern, dim: int) -> float:
@@ -135,7 +136,7 @@ def holder_exponent(dim: int, moment: float) -> float:
     moment : float
         r > 1: moments of this order are bounded over the class. ``inf`` for laws that have them all.
     """
-    dim = _checked_dim("holder_exponent", dim)
+    check_count("holder_exponent: dim", dim)
     if not (isinstance(moment, Real) and moment > 1):
         raise ValueError(f"holder_exponent: moment must be a number above 1, got {moment!r}")
     return 0.5 if np.isinf(moment) else (moment - 1) / (dim + 2 * moment)
@@ -217,11 +218,6 @@ class ResidualBound:
         if not (isinstance(discount, Real) and 0 <= discount < 1):
             raise ValueError(f"ResidualBound: discount must lie in [0, 1), got {discount!r}")
         return constant / (1 - discount) * _checked_residual(residual) ** self.exponent
-
-
-def _checked_dim(function: str, dim: int) -> int:
-    check_count(f"{function}: dim", dim)
-    return int(dim)
 
 
 def _checked_residual(values: npt.ArrayLike) -> Vector:

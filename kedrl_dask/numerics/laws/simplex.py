@@ -83,13 +83,8 @@ def minimise(problem: SimplexProblem, tolerance: float) -> SimplexSolution:
     """Minimise by a primal-dual interior-point method, then exactly on the weights that it leaves positive.
 
     The number of iterations hardly depends on how ill-conditioned P is, which for a smooth kernel on a fine
-    grid it always is; first-order methods take thousands.
-
-    Parameters
-    ----------
-    problem : SimplexProblem
-    tolerance : float
-        Gap at which to stop. ``solution.gap`` says what was reached.
+    grid it always is; first-order methods take thousands. ``tolerance`` is the gap at which to stop, and
+    ``solution.gap`` the gap reached.
     """
     n, m = problem.linear.shape
     weights, iterations = np.empty((n, m)), 0

@@ -53,19 +53,9 @@ def action_overlap(
     weights: Weights,
     kernel: Matern,
 ) -> Overlap:
-    """Compare target actions with logged ones.
+    """Compare ``actions``, the target policy's draws at logged successors, with the logged ``next_action``.
 
-    Parameters
-    ----------
-    inputs : (n, p + q) array
-        Logged states and actions.
-    episode : (n,) array
-    next_state, next_action : (n, p) and (n, q) arrays
-        Logged successors; no terminal transitions.
-    actions, weights : (k, n, q) and (k,) arrays
-        The target policy's draws at ``next_state``.
-    kernel : Matern
-        The input kernel, for its lengths.
+    No transition is terminal. Distances are in length scales of the input kernel.
     """
     deviation = next_action.std(axis=0)
     low, high = next_action.min(axis=0), next_action.max(axis=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from numbers import Real
+from operator import add
 from typing import Literal
 
 import numpy as np
@@ -91,12 +92,7 @@ class RatioMoments:
 
     def __add__(self, other: RatioMoments) -> RatioMoments:
         """Sums over both samples."""
-        return RatioMoments(
-            self.second + other.second,
-            self.denominator + other.denominator,
-            self.numerator + other.numerator,
-            self.count + other.count,
-        )
+        return RatioMoments(*map(add, vars(self).values(), vars(other).values()))
 
 
 def section_means(

@@ -9,7 +9,7 @@ but where the reward is far from linear that is no easier, and the error may be 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -24,18 +24,7 @@ from kedrl_dask.numerics.regression.cross_validation import (
     held_out_errors,
 )
 from kedrl_dask.numerics.regression.input_kernel import standard_deviations
-from kedrl_dask.utils.arrays import (
-    Array,
-    Frequencies,
-    Indices,
-    Inputs,
-    Matrices,
-    Matrix,
-    Points,
-    Record,
-    Vector,
-    Waves,
-)
+from kedrl_dask.utils.arrays import Frequencies, Indices, Inputs, Matrices, Matrix, Points, Vector, Waves
 
 __all__ = ["REWARD_RIDGES", "LinearTrend", "TrendMoments", "TrendTrial", "TrendWaves", "try_trend"]
 
@@ -158,10 +147,6 @@ class TrendTrial:
     noise: float
     accepted: bool
 
-    def to_dict(self) -> Record:
-        """Numbers that JSON can hold."""
-        return asdict(self)
-
 
 def try_trend(
     features: NystromFeatures,
@@ -196,7 +181,7 @@ class _FoldSums(NamedTuple):
     gram: Matrices
     mass: Matrix
     size: Indices
-    response: Array  # (folds, trends + 1, r, 2Q)
+    response: Matrices
     total: Matrices
 
     @classmethod

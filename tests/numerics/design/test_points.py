@@ -60,7 +60,7 @@ def test_choose_points__centres_are_in_the_points_own_units():
 
 @pytest.mark.parametrize("n_points", [2, 50])
 def test_choose_points__unknown_method_is_refused(n_points):
-    with pytest.raises(ValueError, match="unknown method 'grid' to choose points"):
+    with pytest.raises(ValueError, match="method to choose points must be 'kmeans' or 'random', got 'grid'"):
         choose_points(SAMPLE[:20], n_points, Matern(), "grid")
 
 
