@@ -92,7 +92,7 @@ class ReturnSpace:
         )
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.floating]:
         """Precision of the features."""
         return self.grid_waves.dtype
 
@@ -128,7 +128,7 @@ class ExactReturnSpace:
     gram: Matrix
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.floating]:
         """Precision of the Gram matrix."""
         return self.gram.dtype
 
@@ -156,7 +156,7 @@ Space = ReturnSpace | ExactReturnSpace
 
 @dataclass(frozen=True)
 class Chunk(ABC):
-    """What the criterion needs of some conditioning points; here the part that both kinds of chunk share.
+    """The data of the criterion at some conditioning points; here the part that both kinds of chunk share.
 
     Attributes
     ----------
@@ -195,7 +195,7 @@ class Chunk(ABC):
         """Some of the points."""
         return self._each(lambda _, array: array[selection])
 
-    def block(self, which: slice, dtype: np.dtype[Any]) -> Self:
+    def block(self, which: slice, dtype: np.dtype[np.floating]) -> Self:
         """Some of the points in the working precision; in shared memory if that differs from theirs."""
         part = self.rows(which)
         if part.basis.dtype == dtype:

@@ -3,7 +3,7 @@
 The separated target at x is ρ(x) ⊙ c(x), with c_j = (CE)ᵀκ̃_j the fitted embedding that follows a transition,
 in features; the paired one is Ê[exp(iWR) ⊙ c | x]. They differ by the conditional covariance of the two,
 which is estimated here by regressing (exp(iWr_j) − ρ(x_j)) ⊙ (c_j − c(x_j)) on x. The squared norm of an
-estimate is never zero, so it is compared with what the same products give when the sign of each
+estimate is never zero, so it is compared with that of the same products when the sign of each
 block of episodes is random: under separation their mean is zero, whatever the sign (a wild bootstrap).
 """
 

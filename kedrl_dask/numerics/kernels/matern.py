@@ -105,6 +105,13 @@ class Matern:
     >>> kernel = Matern(nu=1.5, length_scale=2.0)
     >>> kernel(np.zeros((1, 3)), np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])).round(4)
     array([[1.    , 0.7849]])
+    >>> kernel.scale(np.array([[4.0, 5.0]])).tolist(), kernel.to_dict()
+    ([[2.0, 2.5]], {'nu': 1.5, 'length_scale': 2.0, 'sigma': 1.0})
+    >>> Matern.from_dict({"nu": 2.5, "length_scale": [1.0, 3.0], "sigma": 2.0})
+    Matern(nu=2.5, length_scale=(1.0, 3.0), sigma=2.0)
+    >>> x = np.zeros((1, 2))
+    >>> Matern(nu=1.5).smoothed(x, x, [0.5, 0.0]).round(4).tolist()
+    [[0.7436]]
     """
 
     nu: float = 5.5
@@ -129,13 +136,7 @@ class Matern:
             object.__setattr__(self, "length_scale", tuple(map(float, np.asarray(self.length_scale))))
 
     def scale(self, x: Points) -> Points:
-        """Coordinates in which the kernel is isotropic with unit length.
-
-        Examples
-        --------
-        >>> Matern(length_scale=(2.0, 5.0)).scale(np.array([[4.0, 5.0]])).tolist()
-        [[2.0, 1.0]]
-        """
+        """Coordinates in which the kernel is isotropic with unit length."""
         lengths = np.asarray(self.length_scale, dtype=x.dtype)
         if lengths.ndim == 1 and lengths.shape[0] != x.shape[-1]:
             raise ValueError(
@@ -231,12 +232,6 @@ class Matern:
         x, y : (n, dim) and (k, dim) arrays
         variance : float or (dim,) array
             Variance of the noise of each coordinate; zero leaves the coordinate as it is.
-
-        Examples
-        --------
-        >>> x = np.zeros((1, 2))
-        >>> Matern(nu=1.5).smoothed(x, x, [0.5, 0.0]).round(4).tolist()
-        [[0.7436]]
         """
         x, y = (np.atleast_2d(np.asarray(z, dtype=np.float64)) for z in (x, y))
         x, y = self.scale(x), self.scale(y)
@@ -249,22 +244,10 @@ class Matern:
         return self.sigma**2 * total
 
     def to_dict(self) -> Record:
-        """Plain numbers, for JSON.
-
-        Examples
-        --------
-        >>> Matern(nu=1.5, length_scale=(1, 2)).to_dict()
-        {'nu': 1.5, 'length_scale': (1.0, 2.0), 'sigma': 1.0}
-        """
+        """Plain numbers, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Record) -> Matern:
-        """Inverse of :meth:`to_dict`.
-
-        Examples
-        --------
-        >>> Matern.from_dict({"nu": 2.5, "length_scale": [1.0, 3.0], "sigma": 2.0})
-        Matern(nu=2.5, length_scale=(1.0, 3.0), sigma=2.0)
-        """
+        """Inverse of :meth:`to_dict`."""
         return cls(values["nu"], values["length_scale"], values["sigma"])

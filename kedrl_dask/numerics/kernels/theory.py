@@ -180,7 +180,7 @@ class ResidualBound:
     smoothness: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what the theorem does not cover."""
+        """Check the assumptions of the theorem."""
         lipschitz_constant(self.kernel)
         holder_exponent(self.dim, self.moment)
         least = sobolev_order(self.kernel, self.dim)

@@ -1,4 +1,4 @@
-"""Laws of the return: probability laws recovered from embeddings, and what is read off them.
+"""Laws of the return: probability laws recovered from embeddings, and their summaries.
 
 Gives recovery with its certificate, the solver on the simplex behind it, mixtures, summaries, and
 functionals that need no recovery. Imports ``kernels`` and ``utils``.

@@ -131,7 +131,7 @@ def interpolate(
     if not callable(function):
         raise ValueError(f"expect: the function must be callable on points (k, d), got {shown(function)}")
     grid = as_numbers("expect: grid", grid)
-    g = as_numbers("expect: what the function gave", function(grid), finite=False)
+    g = as_numbers("expect: the values of the function", function(grid), finite=False)
     m = len(grid)
     if g.shape != (m,) or not np.isfinite(g).all():
         raise ValueError(
@@ -283,9 +283,20 @@ class Embedding:
 
     Examples
     --------
-    >>> embedding = Embedding(np.array([[0.4, 0.8, -0.2]]), np.array([[0.0], [1.0], [2.0]]), Matern())
+    >>> grid = np.array([[0.0], [1.0], [2.0]])
+    >>> embedding = Embedding(np.array([[0.4, 0.8, -0.2]]), grid, Matern())
     >>> embedding([[1.0]]).round(4).tolist()
     [[0.9132]]
+    >>> embedding.expect(lambda z: z[:, 0]).value.round(3).tolist()
+    [0.4]
+    >>> law = embedding.recover(bandwidth=0.0)
+    >>> law.weights.round(3).tolist(), law.relative_residual.round(3).tolist()
+    ([[0.399, 0.601, 0.0]], [0.186])
+    >>> both = Embedding(np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]]), grid, Matern())
+    >>> both.average([3, 1]).coefficients.tolist()
+    [[0.875, 0.125, 0.0]]
+    >>> embedding.mmd(both).round(4).tolist(), embedding.inner(both).round(4).tolist()
+    ([0.5901, 0.2088], [[0.8255, 0.8693]])
     """
 
     coefficients: Weights
@@ -297,15 +308,7 @@ class Embedding:
         return self.coefficients @ self.kernel(self.grid, _return_points(at, self.grid.shape[1]))
 
     def recover(self, **settings: Any) -> Recovered:
-        """Laws near the embeddings; settings are those of ``recovery.RecoverySettings``.
-
-        Examples
-        --------
-        >>> embedding = Embedding(np.array([[0.4, 0.8, -0.2]]), np.array([[0.0], [1.0], [2.0]]), Matern())
-        >>> law = embedding.recover(bandwidth=0.0)
-        >>> law.weights.round(3).tolist(), law.relative_residual.round(3).tolist()
-        ([[0.399, 0.601, 0.0]], [0.186])
-        """
+        """Laws near the embeddings; settings are those of ``recovery.RecoverySettings``."""
         return recover_law(self.coefficients, self.grid, self.kernel, RecoverySettings(**settings))
 
     def expect(
@@ -322,12 +325,6 @@ class Embedding:
             utility, :func:`below` or :func:`above`, which is replaced by its proxy (:func:`interpolate`).
         ridge : "auto" or float
             λ of the proxy.
-
-        Examples
-        --------
-        >>> embedding = Embedding(np.array([[0.4, 0.8, -0.2]]), np.array([[0.0], [1.0], [2.0]]), Matern())
-        >>> embedding.expect(lambda z: z[:, 0]).value.round(3).tolist()
-        [0.4]
         """
         if isinstance(function, KernelFunction):
             require_same_kernel(self.kernel, function.kernel, "the function's")
@@ -338,14 +335,7 @@ class Embedding:
         return Expectation(self.coefficients @ proxy(self.grid), proxy, _bias(self.recover(), proxy))
 
     def inner(self, other: Embedding) -> Matrix:
-        """⟨μ_i, ν_j⟩ with every element of another embedding; (n, k).
-
-        Examples
-        --------
-        >>> unit = Embedding(np.array([[1.0]]), np.array([[0.0]]), Matern(sigma=2.0))
-        >>> unit.inner(unit).tolist()
-        [[4.0]]
-        """
+        """⟨μ_i, ν_j⟩ with every element of another embedding; (n, k)."""
         require_same_kernel(self.kernel, other.kernel, "the other's")
         return self.coefficients @ self.kernel(self.grid, other.grid) @ other.coefficients.T
 
@@ -354,12 +344,6 @@ class Embedding:
 
         Grids may differ; the return kernel, whose RKHS defines the distance, must not. It is a distance
         between fitted embeddings, and not zero for equal laws. Values below about 10⁻⁸·σ·‖ω‖ are rounding.
-
-        Examples
-        --------
-        >>> first, second = (Embedding(np.array([[1.0]]), np.array([[z]]), Matern(1.5)) for z in (0.0, 1.0))
-        >>> first.mmd(second).round(4).tolist()
-        [1.0165]
         """
         require_same_kernel(self.kernel, other.kernel, "the other's")
         first, second = self.coefficients, other.coefficients
@@ -380,12 +364,6 @@ class Embedding:
         """The embedding of the mixture of the laws: equal weights, or given ones scaled to sum to one.
 
         Averaged over a sample of initial states, it is the embedding of the return from the initial law.
-
-        Examples
-        --------
-        >>> embedding = Embedding(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.0], [1.0]]), Matern())
-        >>> embedding.average([3, 1]).coefficients.tolist()
-        [[0.875, 0.125]]
         """
         n = len(self.coefficients)
         w = np.ones(n) if weights is None else as_numbers("average: weights", weights, finite=False)

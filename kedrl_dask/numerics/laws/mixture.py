@@ -64,6 +64,8 @@ class Mixture:
     [3.5]
     >>> Mixture(law.atoms, law.weights, np.ones(1)).density([0.0, 1.0], 0).round(4).tolist()
     [[0.2721, 0.2416]]
+    >>> Mixture(law.atoms, law.weights, np.zeros(1), {0: law.atoms[:, 0]}).pmf(0).probability.tolist()
+    [[0.5, 0.3, 0.2]]
     """
 
     atoms: Atoms
@@ -183,12 +185,6 @@ class Mixture:
         """Probabilities of the support that a coordinate was projected on, or of several jointly.
 
         For several, the support is every combination (k, c) of their values.
-
-        Examples
-        --------
-        >>> atoms, support = np.array([[0.0], [1.0]]), {0: np.array([0.0, 1.0])}
-        >>> Mixture(atoms, np.array([[0.25, 0.75]]), np.zeros(1), support).pmf(0).probability.tolist()
-        [[0.25, 0.75]]
         """
         chosen = np.atleast_1d(np.asarray(coordinates))
         supports = [self._support("pmf", coordinate) for coordinate in chosen]

@@ -39,7 +39,7 @@ class SimplexProblem(NamedTuple):
         """The objective; (n,)."""
         value = ((0.5 * weights @ self.quadratic - self.linear) * weights).sum(axis=1)
         if self.divergence > 0:
-            # 0·log(0/0) = 0: a weight may only be zero where its reference is.
+            # 0·log(0/0) = 0: a weight must be zero if its reference is.
             ratio = np.divide(weights, self.reference, out=np.ones_like(weights), where=self.reference > 0)
             value += self.divergence * xlogy(weights, ratio).sum(axis=1)
         return value

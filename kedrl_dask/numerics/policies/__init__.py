@@ -1,6 +1,6 @@
 """Policies: how actions are drawn given a state, and with what density.
 
-``base`` holds the interface and what all location-scale policies share, ``families`` the parametric ones,
+``base`` holds the interface and the base class of location-scale policies, ``families`` the parametric ones,
 ``function`` those given by code: :class:`Regressor` takes its location from any regressor, and
 :class:`Function` takes any sampler. Imports ``kernels`` and ``utils``.
 """

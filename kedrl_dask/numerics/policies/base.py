@@ -1,4 +1,4 @@
-"""What every policy offers, and what follows from adding noise of known shape to a location.
+"""The interface of policies, and the part shared by those that add noise to a location.
 
 Draws of a :class:`NoisyLocation`, a = location(s) + scale(s)·n, are fixed quadrature nodes: an average over
 actions depends on the state alone, not on the chunk, the worker, or a restart.
@@ -7,7 +7,7 @@ actions depends on the state alone, not on the chunk, the worker, or a restart.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
+from typing import ClassVar, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ class PolicyError(ValueError):
 
 @runtime_checkable
 class Policy(Protocol):
-    """What the estimator and the simulator ask of a policy."""
+    """The interface that the estimator and the simulators use."""
 
     @property
     def action_dim(self) -> int | None:
@@ -53,7 +53,7 @@ class Policy(Protocol):
         """Plain numbers, for JSON."""
 
 
-def precision(state: Points) -> np.dtype[Any]:
+def precision(state: Points) -> np.dtype[np.floating]:
     """Precision of the actions: that of the states, but at least single."""
     return np.result_type(np.asarray(state).dtype, np.float32)
 
@@ -89,7 +89,7 @@ class Immutable:
 
 
 class NoisyLocation(Immutable, ABC):
-    """What follows from a location, a scale and the law of the noise, independent in each coordinate."""
+    """A location plus scaled noise of a known law, independent in each coordinate."""
 
     noise: Noise
     deterministic_draws: ClassVar[bool] = True

@@ -20,7 +20,7 @@ __all__ = ["Gaussian", "LocationScale", "Logistic", "Uniform", "from_dict"]
 
 
 class LocationScale(NoisyLocation):
-    """What the parametric families share: a = sᵀΘ + b + scale(s)·n, scale(s) = scale·exp(sᵀΘ_σ).
+    """Base class of the parametric families: a = sᵀΘ + b + scale(s)·n, scale(s) = scale·exp(sᵀΘ_σ).
 
     A family declares the law of its standard noise n and the name of its scale.
 
@@ -84,13 +84,7 @@ class LocationScale(NoisyLocation):
         return self.scale * np.exp(state @ self.scale_weights)
 
     def to_dict(self) -> Record:
-        """Family and parameters as plain numbers, for JSON; :func:`from_dict` is the inverse.
-
-        Examples
-        --------
-        >>> Gaussian([0.5], scale=2.0).to_dict()
-        {'family': 'gaussian', 'weights': [[0.5]], 'bias': [0.0], 'scale': [2.0], 'scale_weights': None}
-        """
+        """Family and parameters as plain numbers, for JSON; :func:`from_dict` is the inverse."""
         numbers = {k: None if v is None else v.tolist() for k, v in self._parameters().items()}
         return {"family": self.family, **numbers}
 
@@ -151,6 +145,8 @@ class Gaussian(LocationScale):
     >>> actions, weights = policy.draws(np.array([[1.0, 1.0]]), 3)
     >>> round(float(weights @ actions[:, 0, 0] ** 2), 12)  # bias² + scale²
     4.25
+    >>> Gaussian([0.5], scale=2.0).to_dict()
+    {'family': 'gaussian', 'weights': [[0.5]], 'bias': [0.0], 'scale': [2.0], 'scale_weights': None}
     """
 
     family = "gaussian"

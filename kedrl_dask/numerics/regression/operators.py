@@ -19,7 +19,7 @@ __all__ = ["ConditionalOperators", "ExactOperators", "OperatorBlocks"]
 
 @dataclass(frozen=True)
 class ConditionalOperators:
-    """x ↦ what the criterion needs there, in features.
+    """The map from inputs to chunks of the criterion, in features.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class ConditionalOperators:
         return self.features.kernel
 
     def target(self, inputs: Inputs, psi: Features) -> dict[str, Matrices]:
-        """What a chunk needs beside k_L and Φ_L, by the name of the chunk's array.
+        """The arrays of a chunk other than k_L and Φ_L, by name.
 
         At the rows of ``inputs``, whose features are ψ (n, r).
         """
@@ -111,7 +111,7 @@ class ExactOperators(ConditionalOperators):
     def build(
         cls, operators: ConditionalOperators, inputs: Inputs, shifts: RewardShifts, ridge: float
     ) -> ExactOperators:
-        """Extend operators of the same transitions by what exact sums need; ``ridge`` is λ_Γ."""
+        """Extend operators of the same transitions by the data of exact sums; ``ridge`` is λ_Γ."""
         psi = operators.features(inputs)
         regression = np.ascontiguousarray(solve_ridge(psi.T @ psi, psi.T, len(psi), ridge).T)
         return cls(**vars(operators), inputs=inputs, regression=regression, shifts=shifts)

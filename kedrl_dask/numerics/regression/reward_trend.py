@@ -1,9 +1,9 @@
 """A linear trend of the reward, taken out before its law given x is estimated.
 
-With any fixed function m and the residual e = r − m(x), E[exp(iWr)|x] = exp(iWm(x)) ⊙ E[exp(iWe)|x]. What
-is left to estimate varies less with x, if m is near the mean of the reward, and stands more smoothing. It is
-consistent whatever the law of the reward, because the regression follows a residual whose law depends on x;
-but where the reward is far from linear that is no easier, and the error may be larger.
+With any fixed function m and the residual e = r − m(x), E[exp(iWr)|x] = exp(iWm(x)) ⊙ E[exp(iWe)|x]. If m is
+near the mean of the reward, the second factor varies less with x and can be smoothed more. The estimate is
+consistent whatever the law of the reward, because the law of the residual may still depend on x; but if the
+reward is far from linear, nothing is gained and the error may be larger.
 """
 
 from __future__ import annotations

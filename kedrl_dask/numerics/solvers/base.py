@@ -164,7 +164,7 @@ class Keeper(Protocol):
         """Keep it."""
 
     def restore(self, kind: type[S], coordinates: Coordinates) -> Kept[S] | None:
-        """What was kept last, if anything; with its state if that has this type and these coordinates."""
+        """The last progress kept, if any; with its state if that has this type and these coordinates."""
 
 
 class Solver(Protocol):
@@ -187,7 +187,7 @@ class Solver(Protocol):
         report : callable, optional
             Called with each new :class:`Record`.
         keeper : Keeper, optional
-            Resumes what it has kept, and keeps the progress.
+            Restores the progress kept before, and keeps it from then on.
         """
 
 

@@ -13,11 +13,11 @@ from kedrl_dask.utils.checks import check_count
 __all__ = ["LBFGS"]
 
 
-#: A step is taken where the slope is this share of what it was, or flatter; evaluations that it may need.
+#: A step ends where the slope is at most this share of the initial one; most evaluations for that.
 FLAT_ENOUGH, MOST_TRIALS = 0.9, 25
 #: Growth of the value, relative to it, that is rounding.
 ROUNDING = 1e-14
-#: Steps without a smaller value or gradient after which rounding is what is left.
+#: Steps without a smaller value or gradient after which only rounding remains.
 MOST_IDLE = 20
 
 
@@ -117,7 +117,7 @@ class LBFGS(GradientSolver[_State]):
         return Result.BUDGET if state.iteration >= self.max_iterations else None
 
     def finish(self, problem: Problem, state: _State, result: Result) -> tuple[float, float, int, int]:
-        """What the last state has."""
+        """Read the numbers off the last state."""
         return state.value, state.record.certificate, state.iteration, state.n_evaluations
 
 

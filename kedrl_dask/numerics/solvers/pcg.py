@@ -20,7 +20,7 @@ REPLACE_AT = 1e-3
 class _State:
     y: Coefficients
     residual: Coefficients  # minus the gradient in preconditioned coordinates
-    descent: float  # residual times what the preconditioner made of it
+    descent: float  # residual times the preconditioned residual
     direction: Coefficients
     reference: float  # norm of the gradient at zero
     constant: float  # value at zero
