@@ -85,10 +85,7 @@ def evaluation_points(pair: str) -> tuple[Array, Array]:
     rng = np.random.default_rng(_SEED)
     drawn = simulation.PAIRS[pair].target.sample(candidates, rng).round(3)
     chosen = np.flatnonzero(support(pair)(candidates, drawn))[: len(state) - N_FIXED]
-    points = (
-        np.vstack([state[:N_FIXED], candidates[chosen]]),
-        np.vstack([action[:N_FIXED], drawn[chosen]]),
-    )
+    points = (np.vstack([state[:N_FIXED], candidates[chosen]]), np.vstack([action[:N_FIXED], drawn[chosen]]))
     for part in points:
         part.flags.writeable = False
     return points

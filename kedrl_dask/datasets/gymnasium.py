@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from importlib import import_module
 from math import ceil, log
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.datasets.episodes import write_episodes
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.validation import DataError
-from kedrl_dask.engine.storage.atomic import PathLike, atomic_directory
+from kedrl_dask.engine.storage.atomic import PathLike
 from kedrl_dask.numerics.policies import Policy
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Matrices, Points, Vector
 from kedrl_dask.utils.checks import as_numbers, check_count, check_share, shown
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.utils.progress import ProgressMode, Reporter
 
 __all__ = ["collect", "make", "monte_carlo"]
 
 
-#: Share of a constant reward's return that rewards beyond the last step of a simulated return may have.
+#: Share of the return of a constant reward that a simulated return may omit.
 TRUNCATION = 1e-4
-#: Copies of an environment that go on side by side.
+#: Copies of an environment that run side by side.
 AT_ONCE = 500
 
 
-class Episode(NamedTuple):
-    """One episode as rows of state, action and reward, and how it ended."""
+class Environment(Protocol):
+    """What is needed of an environment; those of Gymnasium and MO-Gymnasium have it."""
 
-    state: Array
-    action: Array
-    reward: Array
-    terminated: bool
-    truncated: bool
+    observation_space: Any  # spaces of Gymnasium, which need not be installed
+    action_space: Any
+
+    def reset(self, *, seed: int) -> tuple[npt.ArrayLike, Mapping[str, object]]:
+        """Begin an episode; returns an observation and further information."""
+
+    def step(self, action: Vector) -> tuple[npt.ArrayLike, npt.ArrayLike, bool, bool, Mapping[str, object]]:
+        """Act; returns observation, reward, terminated, truncated and further information."""
 
 
-def make(name: str, **options: Any) -> Any:
-    """An environment by its name, of MO-Gymnasium where that knows it, and else of Gymnasium."""
+def make(name: str, **options: object) -> Any:
+    """An environment of MO-Gymnasium or else of Gymnasium, by its name."""
     for library in ("mo_gymnasium", "gymnasium"):
         try:
             found = import_module(library)
@@ -58,34 +62,35 @@ def make(name: str, **options: Any) -> Any:
 
 def collect(
     path: PathLike,
-    env: Any,
+    env: Environment | str,
     policy: Policy,
     episodes: int,
     *,
     max_steps: int | None = None,
     seed: int = 0,
     chunk_rows: int = 16_384,
-    progress: Any = "auto",
+    progress: ProgressMode = "auto",
 ) -> TransitionStore:
-    """Let a policy act in an environment, and store what happens.
+    """Let a policy act in an environment, and store its episodes.
 
-    An episode that the environment terminates ends for good. One that it truncates, or that is cut after
-    ``max_steps``, just stops: its last row is no transition. Actions are stored as the environment got them.
+    An episode that the environment terminates ends for good. One that it truncates, or that reaches
+    ``max_steps``, just stops: its last row is not a transition. Actions are stored as passed to the
+    environment.
 
     Parameters
     ----------
     path : path-like
         Directory of the new store, which appears when it is complete.
     env : gymnasium.Env or str
-        With observations and actions in boxes of one dimension, and rewards that are numbers or vectors; or
-        the name of one, see :func:`make`.
+        An environment with one-dimensional boxes of observations and actions, and with rewards that are
+        numbers or vectors; or its name, see :func:`make`.
     policy : Policy
-        Acts on observations as they are.
+        Acts on unprocessed observations.
     episodes : int
     max_steps : int, optional
-        Most steps of an episode.
+        Largest number of steps of an episode.
     seed : int
-        Of policy and environment; an episode depends on it and on its own number only.
+        Seed of policy and environment; an episode depends only on it and on its own number.
     chunk_rows : int
         Rows per stored chunk.
     progress : {"auto", "bars", "log", "none"}
@@ -94,32 +99,15 @@ def collect(
     if max_steps is not None:
         check_count("collect: max_steps", max_steps, least=2)
     env = make(env) if isinstance(env, str) else env
-    dims = {"state": _size(env, "observation"), "action": _size(env, "action")}
-    with atomic_directory(path) as partial, Reporter(progress).stage("episodes", episodes) as advance:
-        writer = None
-        for number in range(episodes):
-            rows = _episode(env, policy, np.random.default_rng([seed, number]), max_steps)
-            if writer is None:
-                sizes = {f"{name}_dim": size for name, size in dims.items()}
-                sizes["reward_dim"] = rows.reward.shape[1]
-                writer = TransitionStore.writer(partial, **sizes, chunk_rows=chunk_rows)
-            ends = np.arange(len(rows.state)) == len(rows.state) - 1
-            writer.append(
-                state=rows.state,
-                action=rows.action,
-                reward=rows.reward,
-                episode=np.full(len(rows.state), number),
-                step=np.arange(len(rows.state)),
-                terminated=ends & rows.terminated,
-            )
-            advance(1)
-        assert writer is not None  # there is at least one episode
-        writer.close()
-    return TransitionStore.open(path)
+    sizes = {"state_dim": _size(env, "observation"), "action_dim": _size(env, "action")}
+    rows = (
+        _episode(env, policy, np.random.default_rng([seed, number]), max_steps) for number in range(episodes)
+    )
+    return write_episodes(path, rows, episodes, chunk_rows, progress, **sizes)
 
 
-def _size(env: Any, what: str) -> int:
-    """Coordinates of the observations or actions of an environment, if they are vectors."""
+def _size(env: Environment, what: str) -> int:
+    """Dimension of the observations or actions of an environment, which must be vectors."""
     space = getattr(env, f"{what}_space", None)
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
     if shape is None or len(shape) != 1 or dtype is None or np.dtype(dtype).kind != "f":
@@ -130,48 +118,56 @@ def _size(env: Any, what: str) -> int:
     return int(shape[0])
 
 
-def _episode(env: Any, policy: Policy, rng: np.random.Generator, max_steps: int | None) -> Episode:
-    """One episode from the environment's own start."""
+def _episode(
+    env: Environment, policy: Policy, rng: np.random.Generator, max_steps: int | None
+) -> dict[str, Array]:
+    """The rows of one episode from the environment's own start."""
     observation, _ = env.reset(seed=int(rng.integers(2**31)))
-    rows: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-    while True:
+    states, actions, rewards = [], [], []
+    has_ended = False
+    while not has_ended:
         state = np.asarray(observation, dtype=np.float64)
         action = _given(env, policy.sample(state[None], rng)[0])
         observation, reward, terminated, truncated, _ = env.step(action)
-        for column, value in zip(rows, (state, action, np.atleast_1d(reward)), strict=True):
-            column.append(np.asarray(value, dtype=np.float64))
-        if rows[2][-1].shape != rows[2][0].shape or rows[2][-1].ndim != 1:
+        states.append(state)
+        actions.append(np.asarray(action, dtype=np.float64))
+        rewards.append(np.atleast_1d(np.asarray(reward, dtype=np.float64)))
+        if rewards[-1].shape != rewards[0].shape or rewards[-1].ndim != 1:
             raise DataError(
-                f"the environment gave a reward of shape {rows[2][-1].shape} after {rows[2][0].shape}, "
+                f"the environment returned a reward of shape {rewards[-1].shape} after {rewards[0].shape}, "
                 "expected a number or a vector, always the same; check the environment"
             )
-        truncated = truncated or len(rows[0]) == max_steps
-        if terminated or truncated:
-            state, action, reward = (np.stack(column) for column in rows)
-            return Episode(state, action, reward, bool(terminated), bool(truncated))
+        has_ended = terminated or truncated or len(states) == max_steps
+    ends = np.arange(len(states)) == len(states) - 1
+    return {
+        "state": np.stack(states),
+        "action": np.stack(actions),
+        "reward": np.stack(rewards),
+        "terminated": ends & bool(terminated),
+    }
 
 
-def _given(env: Any, action: Array) -> Array:
-    """The action in the numbers of the environment."""
+def _given(env: Environment, action: Vector) -> Vector:
+    """The action in the number type of the environment."""
     return np.asarray(action, dtype=env.action_space.dtype)
 
 
 def monte_carlo(
-    env: Any,
+    env: Environment,
     policy: Policy,
     state: npt.ArrayLike,
     action: npt.ArrayLike,
     discount: float,
     n_returns: int,
-    start: Callable[..., Array],
+    start: Callable[..., object],
     seed: int = 0,
-    progress: Any = "auto",
-) -> Array:
-    """Discounted returns (n, n_returns, d) from the environment itself, after each state and first action.
+    progress: ProgressMode = "auto",
+) -> Matrices:
+    """Discounted returns (n, n_returns, d) of the environment itself, after each state and first action.
 
-    Copies of the environment go on side by side, so that the policy acts for many of them at once. They end
-    where what follows has a share of 10⁻⁴ in the return of a constant reward; the environment must
-    not truncate episodes before.
+    Copies of the environment run side by side, so that the policy acts for many of them at once. They stop
+    when the remaining rewards would add a share of 10⁻⁴ to the return of a constant reward; the environment
+    must not truncate episodes before.
 
     Parameters
     ----------
@@ -183,7 +179,7 @@ def monte_carlo(
     n_returns : int
         Returns for each input.
     start : callable
-        ``start(env, state=...)`` puts the environment into a state, and returns its observation.
+        ``start(env, state=...)`` puts the environment into a state.
     seed : int
     progress : {"auto", "bars", "log", "none"}
     """
@@ -204,16 +200,16 @@ def monte_carlo(
 
 
 def _returns(
-    copies: Sequence[Any],
+    copies: Sequence[Environment],
     policy: Policy,
     rng: np.random.Generator,
     discount: float,
     n_steps: int,
-    state: Array,
-    action: Array,
-    start: Callable[..., Array],
-) -> Array:
-    """One discounted return of each copy of an environment, which go on together; (n, d)."""
+    state: Vector,
+    action: Vector,
+    start: Callable[..., object],
+) -> Points:
+    """One discounted return of each copy of an environment, which run together; (n, d)."""
     for env, seed in zip(copies, rng.integers(2**31, size=len(copies)), strict=True):
         env.reset(seed=int(seed))
         start(env, state=state)
@@ -224,10 +220,10 @@ def _returns(
         for number, act in zip(running, actions, strict=True):
             env = copies[number]
             observation, reward, terminated, truncated, _ = env.step(_given(env, act))
-            reward = np.atleast_1d(np.asarray(reward, dtype=np.float64))
+            gained = np.atleast_1d(np.asarray(reward, dtype=np.float64))
             if totals is None:
-                totals = np.zeros((len(copies), len(reward)))
-            totals[number] += discount**step * reward
+                totals = np.zeros((len(copies), len(gained)))
+            totals[number] += discount**step * gained
             if truncated and not terminated and step + 1 < n_steps:
                 raise ValueError(
                     f"the environment truncates episodes after {step + 1} steps, returns take {n_steps} with "

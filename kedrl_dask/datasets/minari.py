@@ -6,29 +6,31 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from kedrl_dask.datasets.episodes import write_episodes
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.validation import DataError
-from kedrl_dask.engine.storage.atomic import PathLike, atomic_directory
+from kedrl_dask.engine.storage.atomic import PathLike
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import shown
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.utils.progress import ProgressMode
 
 __all__ = ["from_minari"]
 
 
 def from_minari(
     path: PathLike,
-    dataset: Any,
+    dataset: Any,  # of Minari, which need not be installed
     *,
     reward_info: str | None = None,
     reward_dim: int | None = None,
     chunk_rows: int = 16_384,
-    progress: Any = "auto",
+    progress: ProgressMode = "auto",
 ) -> TransitionStore:
-    """Store a Minari dataset; terminated and truncated episodes are told apart.
+    """Store a Minari dataset; terminated and truncated episodes are distinguished.
 
-    An episode of T steps becomes T rows; where it was truncated the last one is no transition.
+    An episode of T steps becomes T rows; if it was truncated, the last one is not a transition.
 
     Parameters
     ----------
@@ -37,10 +39,10 @@ def from_minari(
     dataset : minari.MinariDataset or str
         The dataset, or the name under which ``minari.load_dataset`` finds it.
     reward_info : str, optional
-        Name of the info that has the reward vectors. Minari stores vectors among rewards in its HDF5 format
-        only; its Arrow format flattens and cuts them, and such rewards are refused.
+        Name of the info that holds the reward vectors. Among its rewards Minari stores vectors only in its
+        HDF5 format; its Arrow format flattens and truncates them, and such rewards are refused.
     reward_dim : int, optional
-        Coordinates of the reward, if they are to be checked.
+        Expected dimension of the reward, which is then checked.
     chunk_rows : int
         Rows per stored chunk.
     progress : {"auto", "bars", "log", "none"}
@@ -52,25 +54,14 @@ def from_minari(
             raise ValueError(
                 "Minari is not installed; install the extra: pip install 'kedrl-dask[rl]'"
             ) from error
-    with atomic_directory(path) as partial, Reporter(progress).stage("episodes", len(dataset)) as advance:
-        writer = None
-        for number, episode in enumerate(dataset.iterate_episodes()):
-            rows = _rows(episode, number, reward_info)
-            if reward_dim not in (None, rows["reward"].shape[1]):
-                raise _wrong_reward(number, rows["reward"].shape, f"{reward_dim} coordinates")
-            if writer is None:
-                sizes = {f"{name}_dim": rows[name].shape[1] for name in ("state", "action", "reward")}
-                writer = TransitionStore.writer(partial, **sizes, chunk_rows=chunk_rows)
-            writer.append(**rows, episode=np.full(len(rows["state"]), number))
-            advance(1)
-        if writer is None:
-            raise DataError(f"{shown(dataset)} has no episodes; give another dataset")
-        writer.close()
-    return TransitionStore.open(path)
+    rows = (
+        _rows(episode, n, reward_info, reward_dim) for n, episode in enumerate(dataset.iterate_episodes())
+    )
+    return write_episodes(path, rows, len(dataset), chunk_rows, progress)
 
 
-def _rows(episode: Any, number: int, reward_info: str | None) -> dict[str, Array]:
-    """Rows of one episode, of as many steps as there are actions."""
+def _rows(episode: Any, number: int, reward_info: str | None, reward_dim: int | None) -> dict[str, Array]:
+    """Rows of one episode, one for each action."""
     action = _matrix(episode.actions, number, "actions")
     n_steps = len(action)
     state = _matrix(episode.observations, number, "observations")
@@ -79,13 +70,14 @@ def _rows(episode: Any, number: int, reward_info: str | None) -> dict[str, Array
             f"episode {number} has {len(state)} observations for {n_steps} actions, expected one more; "
             "write the dataset again"
         )
-    terminated = np.asarray(episode.terminations, dtype=bool)
+    reward = _rewards(episode, number, n_steps, reward_info)
+    if reward_dim not in (None, reward.shape[1]):
+        raise _wrong_reward(number, reward.shape, f"{reward_dim} coordinates")
     return {
         "state": state[:n_steps],
         "action": action,
-        "reward": _rewards(episode, number, n_steps, reward_info),
-        "step": np.arange(n_steps),
-        "terminated": terminated[:n_steps],
+        "reward": reward,
+        "terminated": np.asarray(episode.terminations, dtype=bool)[:n_steps],
     }
 
 
@@ -100,7 +92,7 @@ def _rewards(episode: Any, number: int, n_steps: int, info: str | None) -> Array
                 f"episode {number} has no info {info!r}; it has {shown(sorted(infos))}: give one of these"
             )
         given = np.asarray(infos[info])
-        # Infos begin with that of the reset, which has no reward.
+        # The first info is that of the reset, which has no reward.
         given = given[1:] if len(given) == n_steps + 1 else given
     if given.ndim not in (1, 2) or len(given) != n_steps:
         raise _wrong_reward(number, given.shape, f"({n_steps},) or ({n_steps}, d)")
@@ -114,7 +106,7 @@ def _wrong_reward(number: int, shape: tuple[int, ...], expected: str) -> DataErr
     )
 
 
-def _matrix(values: Any, number: int, what: str) -> Array:
+def _matrix(values: npt.ArrayLike, number: int, what: str) -> Array:
     """Rows of real numbers."""
     array = np.asarray(values)
     if array.ndim != 2 or array.dtype.kind not in "biuf":

@@ -173,11 +173,7 @@ class ReturnLaw:
 
 
 def return_law(
-    state: Array,
-    action: Array,
-    policy: Policy,
-    discount: float = DISCOUNT,
-    system: System = PAPER_SYSTEM,
+    state: Array, action: Array, policy: Policy, discount: float = DISCOUNT, system: System = PAPER_SYSTEM
 ) -> ReturnLaw:
     """Law of Z(s, a) = Σ_{t≥0} γ^t r_t when ``policy`` acts from t = 1 on, in closed form.
 

@@ -118,12 +118,7 @@ def unshifted_risk(model: KEDRL, state: Points, action: Actions) -> Vector:
 
 
 def repeated_monte_carlo(
-    estimate: Matrix,
-    law: truth.ReturnLaw,
-    at: Matrices,
-    model: KEDRL,
-    repeats: int,
-    rng: np.random.Generator,
+    estimate: Matrix, law: truth.ReturnLaw, at: Matrices, model: KEDRL, repeats: int, rng: np.random.Generator
 ) -> dict[str, Matrix]:
     """Errors of a fixed estimate against repeated Monte Carlo references (app:mc-repeat-target).
 

@@ -38,13 +38,7 @@ QUANTITIES = {
 
 
 def cover(
-    work: Path,
-    pair: str,
-    replicate: int,
-    transitions: int,
-    bootstrap: int,
-    level: float,
-    parameters: Record,
+    work: Path, pair: str, replicate: int, transitions: int, bootstrap: int, level: float, parameters: Record
 ) -> Record:
     """Simulate, fit and bootstrap in this thread, and find which intervals contain the truth.
 

@@ -142,12 +142,7 @@ def _evaluate(model: KEDRL, pair: str) -> Evaluation:
 
 
 def _draw(
-    model: KEDRL,
-    store: TransitionStore,
-    pair: str,
-    evaluation: Evaluation,
-    path: Path,
-    reporter: Reporter,
+    model: KEDRL, store: TransitionStore, pair: str, evaluation: Evaluation, path: Path, reporter: Reporter
 ) -> None:
     """Draw every figure for which the fit has numbers."""
     rng = np.random.default_rng(model.random_state)

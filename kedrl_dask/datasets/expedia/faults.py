@@ -61,11 +61,7 @@ def find_fault(path: Path, reason: str) -> FileError:
     return FileError(f"{path}: cannot be read: {cut(reason)}")
 
 
-_EXPECTED = {
-    "integer": "a whole number",
-    "number": "a number",
-    "time": "a time such as 2013-04-04 08:32:15",
-}
+_EXPECTED = {"integer": "a whole number", "number": "a number", "time": "a time such as 2013-04-04 08:32:15"}
 
 
 _READERS: dict[str, Callable[[str], object]] = {

@@ -49,10 +49,7 @@ def actions(prepared: Prepared) -> Figure:
 
 
 def embeddings_and_marginals(
-    records: Mapping[str, Record],
-    laws: Mapping[str, Recovered],
-    which: Recovery,
-    prepared: Prepared,
+    records: Mapping[str, Record], laws: Mapping[str, Recovered], which: Recovery, prepared: Prepared
 ) -> Figure:
     """Embeddings as contours and surfaces, and the recovered marginals of revenue and clicks.
 

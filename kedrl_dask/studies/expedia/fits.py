@@ -25,13 +25,7 @@ FITS, CACHE = "fits", ".cache"
 
 
 def fit(
-    output: Path,
-    prepared: Prepared,
-    name: str,
-    profile: Profile,
-    sizes: Sizes,
-    seed: int,
-    with_adamw: bool,
+    output: Path, prepared: Prepared, name: str, profile: Profile, sizes: Sizes, seed: int, with_adamw: bool
 ) -> Record:
     """Fit one policy under one profile, unless an earlier run did, and return what the tables need."""
     conditioning = prepared.conditioning(sizes.n_conditioning, seed)
