@@ -1,4 +1,4 @@
-"""Where the simulation study compares estimates with the truth: ten state-action points for each pair.
+"""The ten state-action points of each pair at which the simulation study compares estimates with the truth.
 
 The paper prints the points of Uniform→Gaussian (``tab:test_target_points_UG``): four are fixed by the
 specification, six are draws of the target policy "satisfying the prespecified support criterion", which it
@@ -16,7 +16,7 @@ from scipy.stats import chi2
 
 from kedrl_dask.datasets import simulation
 from kedrl_dask.numerics.policies import LocationScale
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Array, Mask, Matrix, Points, Vector
 
 __all__ = ["Support", "evaluation_points", "support"]
 
@@ -27,13 +27,13 @@ N_FIXED = 4
 COVERED = 0.95
 #: Episodes that show where logged inputs are, and from whose last states points are drawn.
 N_EPISODES = 300
-# Part of the definition of the points: no replicate of a study has this seed.
+# Part of the definition of the points; no replicate of a study has this seed.
 _SEED = 20_260_101
 
 
 @dataclass(frozen=True, eq=False)
 class Support:
-    """Where the logged inputs of a pair are.
+    """The region of the logged inputs of a pair of policies.
 
     A point (s, a) is supported if its squared Mahalanobis distance from the logged inputs is below the 95 %
     quantile of the χ² law with p + q degrees of freedom, and its action within the central 95 % of the
@@ -47,12 +47,12 @@ class Support:
         The policy that logged them.
     """
 
-    mean: Array
-    precision: Array
+    mean: Vector
+    precision: Matrix
     behavior: LocationScale
 
-    def __call__(self, state: Array, action: Array) -> Array:
-        """Tell which points are supported, (n,) bool."""
+    def __call__(self, state: Points, action: Actions) -> Mask:
+        """Which points are supported."""
         centred = np.hstack([state, action]) - self.mean
         distance = np.einsum("ni,ij,nj->n", centred, self.precision, centred)
         probability = 1.0 if self.behavior.family == "uniform" else (1 + COVERED) / 2
@@ -63,14 +63,14 @@ class Support:
 
 @cache
 def support(pair: str) -> Support:
-    """Criterion of a pair, from ``N_EPISODES`` episodes that no study estimates from."""
+    """Criterion of a pair, from ``N_EPISODES`` episodes that no study uses for estimation."""
     policies, logged = simulation.PAIRS[pair], _logged(pair)
     inputs = np.hstack([logged["state"], logged["action"]])
     return Support(inputs.mean(axis=0), np.linalg.inv(np.cov(inputs.T)), policies.behavior)
 
 
 @cache
-def evaluation_points(pair: str) -> tuple[Array, Array]:
+def evaluation_points(pair: str) -> tuple[Points, Actions]:
     """States (10, p) and actions (10, q) of a pair, a key of :data:`~kedrl_dask.datasets.simulation.PAIRS`.
 
     For Uniform→Gaussian the printed ones. For another pair the first four of these, and the first six

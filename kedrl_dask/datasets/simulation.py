@@ -19,7 +19,7 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.untrusted import require_space
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.policies import Gaussian, LocationScale, Logistic, Policy, Uniform
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Mask, Points
 
 __all__ = [
     "DISCOUNT",
@@ -43,7 +43,7 @@ DISCOUNT = 0.7
 # Episodes are simulated in whole blocks, each from its own generator, so that an episode is the same
 # however many are asked for, and memory is that of one block.
 _BLOCK_EPISODES = 1_000
-#: Bytes that a random number takes on disk, at least: of eight, hardly any can be saved.
+#: Least bytes that a random number takes on disk: its eight are hardly compressible.
 BYTES_ON_DISK = 7
 
 
@@ -71,7 +71,13 @@ class PaperSettings:
 
 @dataclass(frozen=True)
 class PolicyPair:
-    """Behaviour policy that generates the data, target policy to evaluate, the paper's settings."""
+    """The behaviour policy that generates the data, the target policy to evaluate, the paper's settings.
+
+    Examples
+    --------
+    >>> PAIRS["uniform-gaussian"].settings.kernel
+    Matern(nu=5.5, length_scale=1.25, sigma=0.85)
+    """
 
     behavior: LocationScale
     target: LocationScale
@@ -177,6 +183,12 @@ def simulate(
     dict
         ``state`` (rows, p), ``action`` (rows, q), ``reward`` (rows, d), ``terminated``, ``episode`` and
         ``step`` (rows,), ordered by episode and step.
+
+    Examples
+    --------
+    >>> data = simulate(PAIRS["uniform-gaussian"], n_episodes=2, n_steps=3, burn_in=0)
+    >>> data["state"].shape, data["episode"].tolist()
+    ((6, 5), [0, 0, 0, 1, 1, 1])
     """
     acting = _acting_policy(policy, burn_in, system)
     if min(n_episodes, n_steps) < 1:
@@ -205,6 +217,12 @@ def write(
     (N = n(T − 1)), one more if it is terminated; the last episode is cut short if that is what gives
     ``n_transitions`` in all, and then it is not terminated. ``advance`` is called after each block with
     the number of its transitions.
+
+    Examples
+    --------
+    >>> store = write("store", PAIRS["uniform-gaussian"], n_transitions=100)
+    >>> store.n_transitions, store.n_episodes
+    (100, 3)
     """
     if n_transitions < 1 or n_steps < 2:
         raise ValueError(
@@ -229,7 +247,7 @@ def write(
 
 
 def _acting_policy(policy: PolicyPair | Policy, burn_in: int, system: System) -> Policy:
-    """Policy that generates the data, once it is known that it can."""
+    """The policy that generates the data, after a check that it can."""
     if burn_in < 0:
         raise ValueError(f"burn_in must be at least 0, got {burn_in}")
     acting: Policy = policy.behavior if isinstance(policy, PolicyPair) else policy
@@ -247,7 +265,7 @@ def _blocks(
         # A row belongs to the data if no earlier row of its episode is terminated.
         recorded = np.cumsum(rows["terminated"], axis=1) == rows["terminated"]
         episode, step = np.nonzero(recorded)
-        # Popped, and handed out without a name here: of a large block nothing is held twice for long.
+        # Popped and yielded without a name, so that a large block is not held twice for long.
         yield {name: rows.pop(name)[recorded] for name in tuple(rows)} | {
             "episode": block * _BLOCK_EPISODES + episode,
             "step": step,
@@ -259,13 +277,14 @@ def _simulate_block(
 ) -> dict[str, Array]:
     """State, action and reward (_BLOCK_EPISODES, n_steps, ·) and terminated (_BLOCK_EPISODES, n_steps).
 
-    An episode that has ended is simulated on, so that the others do not depend on it, until all have ended:
-    what follows a terminated row is for the caller to leave out.
+    An episode that has ended is simulated further until all have ended, so that the others do not depend on
+    it; the caller drops the rows that follow a terminated one.
     """
     dims = {"state": system.state_dim, "action": system.action_dim, "reward": system.reward_dim}
-    rows = {name: np.empty((_BLOCK_EPISODES, n_steps, dim)) for name, dim in dims.items()}
+    rows: dict[str, Array] = {name: np.empty((_BLOCK_EPISODES, n_steps, dim)) for name, dim in dims.items()}
     rows["terminated"] = np.zeros((_BLOCK_EPISODES, n_steps), dtype=bool)
-    state, ended = rng.standard_normal((_BLOCK_EPISODES, system.state_dim)), np.zeros(_BLOCK_EPISODES, bool)
+    state: Points = rng.standard_normal((_BLOCK_EPISODES, system.state_dim))
+    ended = np.zeros(_BLOCK_EPISODES, bool)
     for step in range(-burn_in, n_steps):
         action = policy.sample(state, rng)
         reward, following = system.step(state, action, rng)
@@ -283,7 +302,7 @@ def _first_rows(rows: dict[str, Array], n: int) -> dict[str, Array]:
     return {name: values[:n] for name, values in rows.items()}
 
 
-def _are_transitions(rows: dict[str, Array]) -> Array:
+def _are_transitions(rows: dict[str, Array]) -> Mask:
     """Tell which rows of whole episodes have a successor or are terminated."""
     has_successor = np.append(rows["episode"][1:] == rows["episode"][:-1], False)
     return has_successor | rows["terminated"]

@@ -1,7 +1,7 @@
 """Systems that generate data with a known truth: how rewards and next states follow from an action.
 
-The paper's own is linear with independent Gaussian noises. The others depart from it in the one way their
-name tells.
+The paper's own is linear with independent Gaussian noises. The others differ from it in the one way
+that their names say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import expit
 
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Mask, Matrix, Points, Vector
 
 __all__ = [
     "PAPER_SYSTEM",
@@ -40,10 +40,10 @@ class System(Protocol):
     def reward_dim(self) -> int:
         """Dimension d of the reward."""
 
-    def step(self, state: Array, action: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def step(self, state: Points, action: Actions, rng: np.random.Generator) -> tuple[Points, Points]:
         """Rewards (n, d) and states (n, p) reached in one step from states (n, p) and actions (n, q)."""
 
-    def terminates(self, reached: Array, rng: np.random.Generator) -> Array:
+    def terminates(self, reached: Points, rng: np.random.Generator) -> Mask:
         """Tell for each of the states (n, p) reached whether the step that led there was the last."""
 
 
@@ -69,19 +69,25 @@ class LinearGaussianSystem:
     reward_cov : (d, d) array
         Covariance Σ_r of ε_r.
     cross_cov : (d, p) array
-        Covariance Σ_rs of ε_r with ε_s: 0, when it is not given.
+        Covariance Σ_rs of ε_r with ε_s, 0 by default.
+
+    Examples
+    --------
+    >>> reward, following = PAPER_SYSTEM.step(np.zeros((4, 5)), np.zeros((4, 1)), np.random.default_rng(0))
+    >>> reward.shape, following.shape
+    ((4, 3), (4, 5))
     """
 
-    state_weights: Array
-    state_bias: Array
-    reward_weights: Array
-    reward_bias: Array
-    state_cov: Array
-    reward_cov: Array
-    cross_cov: Array = None  # type: ignore[assignment]  # zeros, once the dimensions are known
+    state_weights: Matrix
+    state_bias: Vector
+    reward_weights: Matrix
+    reward_bias: Vector
+    state_cov: Matrix
+    reward_cov: Matrix
+    cross_cov: Matrix = None  # type: ignore[assignment]  # zeros, once the dimensions are known
 
     def __post_init__(self) -> None:
-        """Take the arrays as float64, lock them, and check that they make a system."""
+        """Convert the arrays to float64, make them read-only, and check them."""
         if self.cross_cov is None:
             zeros = np.zeros((np.size(self.reward_bias), np.size(self.state_bias)))
             object.__setattr__(self, "cross_cov", zeros)
@@ -131,23 +137,23 @@ class LinearGaussianSystem:
         return self.reward_weights.shape[0]
 
     @property
-    def noise_cov(self) -> Array:
+    def noise_cov(self) -> Matrix:
         """Joint covariance (d + p, d + p) of (ε_r, ε_s)."""
         return np.block([[self.reward_cov, self.cross_cov], [self.cross_cov.T, self.state_cov]])
 
-    def step(self, state: Array, action: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def step(self, state: Points, action: Actions, rng: np.random.Generator) -> tuple[Points, Points]:
         """Rewards (n, d) and next states (n, p) of one step from states (n, p) and actions (n, q)."""
-        pair = np.concatenate([state, action], axis=1)
-        reward_noise, state_noise = self._draw_noise(len(pair), rng)
-        reward = pair @ self.reward_weights.T + self.reward_bias + reward_noise
-        following = pair @ self.state_weights.T + self.state_bias + state_noise
+        inputs = np.concatenate([state, action], axis=1)
+        reward_noise, state_noise = self._draw_noise(len(inputs), rng)
+        reward = inputs @ self.reward_weights.T + self.reward_bias + reward_noise
+        following = inputs @ self.state_weights.T + self.state_bias + state_noise
         return reward, following
 
-    def terminates(self, reached: Array, rng: np.random.Generator) -> Array:
-        """No step ends an episode for good: False for each of the states (n, p) reached."""
+    def terminates(self, reached: Points, rng: np.random.Generator) -> Mask:
+        """False for each of the states (n, p) reached: episodes never terminate."""
         return np.zeros(len(reached), dtype=bool)
 
-    def with_reward_in_state(self, loading: Array) -> LinearGaussianSystem:
+    def with_reward_in_state(self, loading: Matrix) -> LinearGaussianSystem:
         """System in which the realised reward r, its noise included, moves the next state by Λr.
 
         s' = W_s x + b_s + ε_s + Λr = (W_s + ΛW_r)x + (b_s + Λb_r) + (ε_s + Λε_r): linear-Gaussian again,
@@ -173,7 +179,7 @@ class LinearGaussianSystem:
             cross_cov=self.cross_cov + self.reward_cov @ loading.T,
         )
 
-    def _draw_noise(self, n: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    def _draw_noise(self, n: int, rng: np.random.Generator) -> tuple[Points, Points]:
         """Draw ε_r (n, d) and ε_s (n, p)."""
         d, p = self.reward_dim, self.state_dim
         if not self.cross_cov.any():
@@ -183,15 +189,15 @@ class LinearGaussianSystem:
         return both[:, :d], both[:, d:]
 
     @cached_property
-    def _state_root(self) -> Array:
+    def _state_root(self) -> Matrix:
         return covariance_root(self.state_cov)
 
     @cached_property
-    def _reward_root(self) -> Array:
+    def _reward_root(self) -> Matrix:
         return covariance_root(self.reward_cov)
 
     @cached_property
-    def _noise_root(self) -> Array:
+    def _noise_root(self) -> Matrix:
         return covariance_root(self.noise_cov)
 
 
@@ -210,14 +216,19 @@ class TerminatingSystem:
         w.
     bias : float
         b.
+
+    Examples
+    --------
+    >>> SYSTEMS["terminating"].termination_probability(np.zeros((1, 5))).round(3)
+    array([0.076])
     """
 
     dynamics: LinearGaussianSystem
-    weights: Array
+    weights: Vector
     bias: float
 
     def __post_init__(self) -> None:
-        """Take the weights as float64, lock them, and check them."""
+        """Convert the weights to float64, make them read-only, and check them."""
         weights = np.array(self.weights, dtype=np.float64)
         weights.flags.writeable = False
         object.__setattr__(self, "weights", weights)
@@ -246,27 +257,27 @@ class TerminatingSystem:
         """Dimension d of the reward."""
         return self.dynamics.reward_dim
 
-    def step(self, state: Array, action: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def step(self, state: Points, action: Actions, rng: np.random.Generator) -> tuple[Points, Points]:
         """Rewards (n, d) and states (n, p) reached in one step, whether or not it is the last."""
         return self.dynamics.step(state, action, rng)
 
-    def termination_probability(self, reached: Array) -> Array:
+    def termination_probability(self, reached: Points) -> Vector:
         """Probability (n,) that the step which led to each of the states (n, p) was the last."""
         return expit(reached @ self.weights + self.bias)
 
-    def terminates(self, reached: Array, rng: np.random.Generator) -> Array:
+    def terminates(self, reached: Points, rng: np.random.Generator) -> Mask:
         """Draw for each of the states (n, p) reached whether the step that led there was the last."""
         return rng.random(len(reached)) < self.termination_probability(reached)
 
 
-def covariance_root(covariance: Array) -> Array:
+def covariance_root(covariance: Matrix) -> Matrix:
     """Symmetric square root of a covariance matrix, which may be singular."""
     if not (np.isfinite(covariance).all() and np.allclose(covariance, covariance.T)):
         raise ValueError(f"a covariance must be finite and symmetric, got {covariance.tolist()}")
     values, vectors = np.linalg.eigh(covariance)
     if values[0] < -1e-10 * max(values[-1], 0.0):
         raise ValueError(
-            f"a covariance must be without negative eigenvalues, got {values.round(6).tolist()}; make "
+            f"a covariance must not have negative eigenvalues, got {values.round(6).tolist()}; make "
             "the variances larger or the covariances smaller"
         )
     return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kedrl_dask.datasets.truth import ReturnLaw
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Vector
 
 __all__ = ["CentredMarginal"]
 
@@ -33,8 +33,8 @@ class CentredMarginal:
         Tabulated F, taken as linear in between: quantiles are right to five digits.
     """
 
-    at: Array
-    cdf: Array
+    at: Vector
+    cdf: Vector
 
     @classmethod
     def build(cls, law: ReturnLaw, coordinate: int) -> CentredMarginal:

@@ -22,7 +22,17 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import frequencies as spectral_frequencies
 from kedrl_dask.numerics.policies import LocationScale, Policy
 from kedrl_dask.numerics.policies.noise import Noise
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import (
+    Actions,
+    Atoms,
+    Complex,
+    Frequencies,
+    Matrices,
+    Matrix,
+    Points,
+    Vector,
+    Weights,
+)
 
 __all__ = [
     "MonteCarloEmbedding",
@@ -35,9 +45,9 @@ __all__ = [
 ]
 
 
-# Rewards beyond this share of the first one are below what any comparison resolves.
+# Rewards below this share of the first one are negligible in any comparison.
 _NEGLIGIBLE = 1e-8
-# Below this argument a characteristic function is that of a Gaussian to about 1e-12.
+# Below this argument a characteristic function equals that of a Gaussian to about 1e-12.
 _SMALL_ARGUMENT = 1e-3
 # Rows of the evaluation grid whose cosines are held at once.
 _BLOCK_ROWS = 256
@@ -63,26 +73,44 @@ class ReturnLaw:
         Law of each coordinate of the independent n_t.
     discount : float
         γ.
+
+    Examples
+    --------
+    >>> from kedrl_dask.datasets import simulation
+    >>> pair, (state, action) = simulation.PAIRS["uniform-gaussian"], simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+    >>> law, kernel = return_law(state, action, pair.target), pair.settings.kernel
+    >>> law.sample(100, np.random.default_rng(0)).shape
+    (10, 100, 3)
+    >>> law.covariance.diagonal().round(2)
+    array([0.56, 0.61, 0.67])
+    >>> law.embed(law.mean[:1], kernel).round(2)[:2]
+    array([[0.42],
+           [0.33]])
+    >>> law.rkhs_error(np.ones((10, 1)), law.mean[:1], kernel).round(2)[:2]
+    array([0.42, 0.59])
+    >>> round(law.squared_norm(kernel), 2), law.characteristic_function(np.zeros((1, 3)))[0]
+    (0.29, array([1.+0.j]))
     """
 
-    mean: Array
-    gaussian_cov: Array
-    noise_loading: Array
+    mean: Points
+    gaussian_cov: Matrix
+    noise_loading: Matrix
     noise: Noise
     discount: float
 
     @property
-    def covariance(self) -> Array:
+    def covariance(self) -> Matrix:
         """Covariance (d, d) of the return, the same at every point: Σ_G + γ²/(1 − γ²)·Var(n)·CCᵀ."""
         tail = self.discount**2 / (1 - self.discount**2)
         return self.gaussian_cov + tail * self.noise.variance * self.noise_loading @ self.noise_loading.T
 
-    def characteristic_function(self, frequencies: Array) -> Array:
+    def characteristic_function(self, frequencies: Frequencies) -> Complex:
         """E exp(i w·Z(x)) for each point and each row w of ``frequencies`` (Q, d), complex (n, Q)."""
         frequencies = np.atleast_2d(frequencies)
-        return np.exp(1j * self.mean @ frequencies.T) * self.centred_characteristic_function(frequencies)
+        waves: Complex = np.exp(1j * self.mean @ frequencies.T)
+        return waves * self.centred_characteristic_function(frequencies)
 
-    def centred_characteristic_function(self, frequencies: Array) -> Array:
+    def centred_characteristic_function(self, frequencies: Frequencies) -> Vector:
         """exp(−wᵀΣ_G w/2)·Π_{t≥1} Π_k φ(γ^t (wᵀC)_k), real (Q,): that of Z − E Z, by symmetry.
 
         The factors are multiplied until their arguments are small; from there on they are Gaussian, and
@@ -96,7 +124,7 @@ class ReturnLaw:
         tail = (argument**2).sum(axis=1) / (1 - self.discount**2)
         return values * np.exp(-0.5 * self.noise.variance * tail)
 
-    def sample(self, size: int, rng: np.random.Generator) -> Array:
+    def sample(self, size: int, rng: np.random.Generator) -> Matrices:
         """Independent draws (n, size, d) of the return at each point."""
         n, d = self.mean.shape
         draws = rng.standard_normal((n, size, d)) @ covariance_root(self.gaussian_cov)
@@ -105,7 +133,7 @@ class ReturnLaw:
             draws += self.discount**t * (noise @ self.noise_loading.T)
         return draws + self.mean[:, None, :]
 
-    def embed(self, at: Array, kernel: Matern, n_frequencies: int = 2**14) -> Array:
+    def embed(self, at: Points | Matrices, kernel: Matern, n_frequencies: int = 2**14) -> Matrix:
         """True mean embedding E k(Z(x), z) at each point x and each z, shape (n, g).
 
         k(z, z') = σ² E cos(w·(z − z')) over the spectral measure of the kernel, hence
@@ -140,7 +168,9 @@ class ReturnLaw:
         nodes = spectral_frequencies(kernel, self.mean.shape[1], n_frequencies)
         return float(kernel.sigma**2 * np.mean(self.centred_characteristic_function(nodes) ** 2))
 
-    def rkhs_error(self, weights: Array, atoms: Array, kernel: Matern, n_frequencies: int = 2**14) -> Array:
+    def rkhs_error(
+        self, weights: Weights, atoms: Atoms, kernel: Matern, n_frequencies: int = 2**14
+    ) -> Vector:
         """‖μ̂(x) − μ(x)‖ in the kernel's RKHS, the maximum mean discrepancy, for μ̂ = Σ_i ω_i k(z_i, ·); (n,).
 
         Its square is ωᵀK_Zω − 2ωᵀμ(z) + E k(Z, Z') = σ² E_w |Σ_i ω_i exp(iw·z_i) − φ(w)|²: in this form,
@@ -173,7 +203,7 @@ class ReturnLaw:
 
 
 def return_law(
-    state: Array, action: Array, policy: Policy, discount: float = DISCOUNT, system: System = PAPER_SYSTEM
+    state: Points, action: Actions, policy: Policy, discount: float = DISCOUNT, system: System = PAPER_SYSTEM
 ) -> ReturnLaw:
     """Law of Z(s, a) = Σ_{t≥0} γ^t r_t when ``policy`` acts from t = 1 on, in closed form.
 
@@ -194,6 +224,15 @@ def return_law(
         γ in [0, 1).
     system : LinearGaussianSystem
         The system.
+
+    Examples
+    --------
+    >>> from kedrl_dask.datasets import simulation
+    >>> state, action = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+    >>> law = return_law(state[:2], action[:2], simulation.PAIRS["uniform-gaussian"].target)
+    >>> law.mean.round(2)
+    array([[-0.94,  0.22, -0.06],
+           [ 0.02,  0.03,  0.  ]])
     """
     state, action = _checked_points(state, action, discount, system)
     if not isinstance(system, LinearGaussianSystem):
@@ -232,19 +271,27 @@ def return_law(
 
 
 def monte_carlo_returns(
-    state: Array,
-    action: Array,
+    state: Points,
+    action: Actions,
     policy: Policy,
     discount: float = DISCOUNT,
     n_trajectories: int = 10_000,
     horizon: int | None = None,
     seed: int | Sequence[int] = 0,
     system: System = PAPER_SYSTEM,
-) -> Array:
+) -> Matrices:
     """Discounted returns (n, n_trajectories, d) of simulated trajectories from each point.
 
     For any policy and any system; a trajectory has no reward after the step that terminates it.
     ``horizon`` is the number of rewards summed; by default, until γ^t is below 1e-8.
+
+    Examples
+    --------
+    >>> from kedrl_dask.datasets import simulation
+    >>> state, action = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
+    >>> target = simulation.PAIRS["uniform-gaussian"].target
+    >>> monte_carlo_returns(state, action, target, n_trajectories=20).shape
+    (10, 20, 3)
     """
     state, action = _checked_points(state, action, discount, system)
     rng = np.random.default_rng(seed)
@@ -262,11 +309,11 @@ def monte_carlo_returns(
 class MonteCarloEmbedding(NamedTuple):
     """Mean of k(Z, z) over simulated returns Z, and its standard error, both (n, g)."""
 
-    mean: Array
-    standard_error: Array
+    mean: Matrix
+    standard_error: Matrix
 
 
-def monte_carlo_embedding(returns: Array, at: Array, kernel: Matern) -> MonteCarloEmbedding:
+def monte_carlo_embedding(returns: Matrices, at: Points | Matrices, kernel: Matern) -> MonteCarloEmbedding:
     """Mean embedding E k(Z(x), z) at each point x and each z, from simulated returns.
 
     Parameters
@@ -277,6 +324,12 @@ def monte_carlo_embedding(returns: Array, at: Array, kernel: Matern) -> MonteCar
         Where to evaluate: one set of points z for all x, or one for each.
     kernel : Matern
         The return kernel.
+
+    Examples
+    --------
+    >>> found = monte_carlo_embedding(np.array([[[0.0], [1.0]]]), np.array([[0.0]]), Matern(5.5))
+    >>> found.mean.round(3), found.standard_error.round(3)
+    (array([[0.783]]), array([[0.217]]))
     """
     if returns.ndim != 3 or returns.shape[1] < 2:
         raise ValueError(
@@ -296,8 +349,8 @@ def monte_carlo_embedding(returns: Array, at: Array, kernel: Matern) -> MonteCar
 
 
 def evaluation_grid(
-    returns: ReturnLaw | Array, n: int = 100, n_samples: int = 10_000, seed: int = 0
-) -> Array:
+    returns: ReturnLaw | Matrices, n: int = 100, n_samples: int = 10_000, seed: int = 0
+) -> Matrices:
     """Evaluation points (n_points, n, d): returns equally spaced in the rank of their first coordinate.
 
     Parameters
@@ -308,6 +361,12 @@ def evaluation_grid(
         Number of evaluation points.
     n_samples, seed : int
         Number and seed of the draws, when a law is given.
+
+    Examples
+    --------
+    >>> returns = np.array([[[3.0, 0.0], [1.0, 1.0], [2.0, 2.0]]])
+    >>> evaluation_grid(returns, n=2).tolist()
+    [[[1.0, 1.0], [3.0, 0.0]]]
     """
     if isinstance(returns, ReturnLaw):
         returns = returns.sample(n_samples, np.random.default_rng(seed))
@@ -319,7 +378,7 @@ def evaluation_grid(
     return np.take_along_axis(returns, chosen[:, :, None], axis=1)
 
 
-def embedding_errors(estimate: Array, truth: Array) -> dict[str, Array]:
+def embedding_errors(estimate: Matrix, truth: Matrix) -> dict[str, Vector]:
     """Bias, RMSE and MAE over each point's evaluation grid (``app:mc-repeat-target``).
 
     Parameters
@@ -331,6 +390,12 @@ def embedding_errors(estimate: Array, truth: Array) -> dict[str, Array]:
     -------
     dict
         ``bias``, ``rmse`` and ``mae``, each (n,).
+
+    Examples
+    --------
+    >>> errors = embedding_errors([[1.0, 3.0]], [[0.0, 0.0]])
+    >>> {name: values.round(3).tolist() for name, values in errors.items()}
+    {'bias': [2.0], 'rmse': [2.236], 'mae': [2.0]}
     """
     estimate, truth = np.asarray(estimate, dtype=np.float64), np.asarray(truth, dtype=np.float64)
     if estimate.shape != truth.shape or truth.ndim != 2:
@@ -345,7 +410,7 @@ def embedding_errors(estimate: Array, truth: Array) -> dict[str, Array]:
     }
 
 
-def _grid_of_each_point(function: str, at: Array, n: int, d: int) -> Array:
+def _grid_of_each_point(function: str, at: Points | Matrices, n: int, d: int) -> Matrices:
     """Evaluation points as (n, g, d), from one set for all points or one for each."""
     at = np.asarray(at, dtype=np.float64)
     if at.ndim not in (2, 3) or at.shape[-1] != d or (at.ndim == 3 and len(at) != n):
@@ -358,7 +423,9 @@ def _horizon(discount: float) -> int:
     return 1 if discount == 0 else max(1, ceil(log(_NEGLIGIBLE) / log(discount)))
 
 
-def _checked_points(state: Array, action: Array, discount: float, system: System) -> tuple[Array, Array]:
+def _checked_points(
+    state: Points, action: Actions, discount: float, system: System
+) -> tuple[Points, Actions]:
     state, action = np.asarray(state, dtype=np.float64), np.asarray(action, dtype=np.float64)
     expected = ((len(state), system.state_dim), (len(state), system.action_dim))
     if (state.shape, action.shape) != expected:

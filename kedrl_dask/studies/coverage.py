@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def cover(
     }
 
 
-def _summaries(fit: KEDRL, state: Points, action: Points, thresholds: list[Matrix]) -> Matrix:
+def _summaries(fit: KEDRL, state: Points, action: Points, thresholds: Sequence[Matrix]) -> Matrix:
     """Means, distribution function at each point's thresholds, and tail means of the recovered laws."""
     # No finding is refused: the study is about how often intervals cover.
     laws, points = fit.recover(state, action, accept=tuple(CODES)), np.arange(len(state))

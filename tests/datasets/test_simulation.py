@@ -313,7 +313,7 @@ def test_system__shapes_and_covariances_are_checked():
         LinearGaussianSystem(np.ones((1, 2)), [0.0], np.ones((1, 2)), [0.0], [[1.0]], np.eye(2))
     with pytest.raises(ValueError, match="more than 1 columns"):
         LinearGaussianSystem(np.ones((1, 1)), [0.0], np.ones((1, 1)), [0.0], [[1.0]], [[1.0]])
-    with pytest.raises(ValueError, match="without negative eigenvalues"):
+    with pytest.raises(ValueError, match="not have negative eigenvalues"):
         systems.covariance_root(np.diag([1.0, -1.0]))
 
 

@@ -182,8 +182,8 @@ def test_with_reward_in_state__checks_the_loading():
     ("change", "message"),
     [
         ({"cross_cov": np.zeros((5, 3))}, r"cross_cov has shape \(5, 3\), expected \(3, 5\)"),
-        ({"cross_cov": np.eye(3, 5)}, r"joint covariance of \(ε_r, ε_s\): .* without negative eigenvalues"),
-        ({"state_cov": -np.eye(5)}, r"joint covariance .* without negative eigenvalues, got \[-1.0, "),
+        ({"cross_cov": np.eye(3, 5)}, r"joint covariance of \(ε_r, ε_s\): .* not have negative eigenvalues"),
+        ({"state_cov": -np.eye(5)}, r"joint covariance .* not have negative eigenvalues, got \[-1.0, "),
         ({"reward_cov": np.triu(np.ones((3, 3)))}, "joint covariance .* finite and symmetric"),
         ({"cross_cov": np.full((3, 5), np.nan)}, "joint covariance .* finite and symmetric"),
     ],

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -105,7 +104,9 @@ class _Destinations:
         )
 
 
-def _pieces(destinations: _Destinations, n_searches: int, seed: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _pieces(
+    destinations: _Destinations, n_searches: int, seed: int
+) -> Iterator[tuple[int, dict[str, Array]]]:
     """Number of searches and columns of one block after the other; rows of a search are adjacent."""
     for block, first in enumerate(range(0, n_searches, BLOCK_SEARCHES)):
         rng = np.random.default_rng([seed, 1, block])
@@ -162,7 +163,7 @@ def _searches(destinations: _Destinations, first: int, rng: np.random.Generator)
     }
 
 
-def _properties(searches: dict[str, Array], rng: np.random.Generator) -> dict[str, Any]:
+def _properties(searches: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
     """One entry for each property shown in the searches of a block."""
     size = searches["size"]
     of = np.repeat(np.arange(len(size)), size)

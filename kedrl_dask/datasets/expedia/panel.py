@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ from kedrl_dask.datasets.expedia.columns import (
     Statistics,
 )
 from kedrl_dask.engine.data.transition_store import DataWarning, TransitionStore
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Points, Record, Vector
 
 __all__ = [
     "PAPER_TEST",
@@ -42,11 +41,11 @@ PAPER_TRAINING, PAPER_TEST = 10_000, 4_000
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Which lists are kept.
+    """Limits within which lists are kept.
 
-    The paper speaks of a cleaned subset and does not say how it was cleaned. The limits are the ranges of
-    tab:expedia_data_desc, in which prices end so abruptly that they must have been cut there. Nothing is cut
-    by a reward.
+    The paper uses a cleaned subset without describing the cleaning. The limits are the ranges of
+    tab:expedia_data_desc, in which prices end so abruptly that they must have been cut there. No limit
+    depends on a reward.
 
     Parameters
     ----------
@@ -65,7 +64,7 @@ class Cleaning:
 
 
 def clean(lists: pd.DataFrame, cleaning: Cleaning | None = None) -> tuple[pd.DataFrame, dict[str, int]]:
-    """The lists that are kept, numbered anew within destinations, and how many were left out for what."""
+    """The lists that are kept, renumbered within destinations, and the numbers dropped for each reason."""
     rules = cleaning or Cleaning()
     low, high = rules.prices
     reasons = {
@@ -106,7 +105,7 @@ def split(
     Parameters
     ----------
     lists : pandas.DataFrame
-        Cleaned ones.
+        Cleaned lists.
     training, test : int or None
         Transitions of each; the last destination of each is cut short where that gives these numbers. None
         takes all, in the proportion of the paper's numbers.
@@ -148,7 +147,7 @@ def _taken(lists: pd.DataFrame, destinations: pd.Series, n_transitions: int) -> 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How variables become columns of a store: learned from the training lists, and inverted.
+    """Encoding of variables as columns of a store, learned from the training lists, and its inverse.
 
     States are one-hot for room count, length of stay and competitors' inventory, standardised otherwise;
     unknown levels are zeros. Actions are standardised. Rewards are divided by their standard deviation and
@@ -176,7 +175,7 @@ class Encoder:
 
     @classmethod
     def learn(cls, lists: pd.DataFrame) -> Encoder:
-        """From training lists."""
+        """Learn the encoding from training lists."""
         scaled = (*CONTINUOUS, *ACTION, *REWARD)
         scale = {name: float(lists[name].std(ddof=0)) for name in scaled}
         constant = [name for name, value in scale.items() if not value > 0]
@@ -202,7 +201,7 @@ class Encoder:
             names += [f"{name}={v:g}" for v in self.levels[name]] if name in self.levels else [name]
         return names
 
-    def state(self, lists: pd.DataFrame) -> Array:
+    def state(self, lists: pd.DataFrame) -> Points:
         """Encoded states (n, 28 on the paper's sample)."""
         columns = []
         for name in STATE:
@@ -213,43 +212,43 @@ class Encoder:
                 columns.append((values - self.mean[name]) / self.scale[name])
         return np.stack(columns, axis=1)
 
-    def action(self, lists: pd.DataFrame) -> Array:
+    def action(self, lists: pd.DataFrame) -> Actions:
         """Standardised actions (n, 3)."""
         return self.standardised(lists[list(ACTION)].to_numpy(np.float64))
 
-    def reward(self, lists: pd.DataFrame) -> Array:
+    def reward(self, lists: pd.DataFrame) -> Points:
         """Scaled rewards (n, 2)."""
         return lists[list(REWARD)].to_numpy(np.float64) / self.reward_scale
 
-    def standardised(self, action: Array) -> Array:
+    def standardised(self, action: Actions) -> Actions:
         """Raw actions on the standardised scale."""
         return (action - _vector(self.mean, ACTION)) / _vector(self.scale, ACTION)
 
-    def raw_action(self, action: Array) -> Array:
+    def raw_action(self, action: Actions) -> Actions:
         """Standardised actions on the raw scale."""
         return _vector(self.mean, ACTION) + _vector(self.scale, ACTION) * action
 
     @property
-    def action_range(self) -> tuple[Array, Array]:
+    def action_range(self) -> tuple[Vector, Vector]:
         """Smallest and largest logged actions of the training lists, on the raw scale."""
         return _vector(self.low, ACTION), _vector(self.high, ACTION)
 
     @property
-    def reward_mean(self) -> Array:
+    def reward_mean(self) -> Vector:
         """Mean rewards, on the raw scale."""
         return _vector(self.mean, REWARD)
 
     @property
-    def reward_scale(self) -> Array:
+    def reward_scale(self) -> Vector:
         """Standard deviations of the rewards."""
         return _vector(self.scale, REWARD)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """Plain numbers, for JSON."""
         return {name: list(value) if name == "clicks" else value for name, value in asdict(self).items()}
 
 
-def _vector(values: Mapping[str, float], names: tuple[str, ...]) -> Array:
+def _vector(values: Mapping[str, float], names: tuple[str, ...]) -> Vector:
     return np.array([values[name] for name in names])
 
 
@@ -257,7 +256,7 @@ def write(path: Path, lists: pd.DataFrame, encoder: Encoder, chunk_rows: int = 1
     """Write encoded lists into a new store: a destination is an episode, a list is a step."""
     dims = {"state_dim": len(encoder.state_names), "action_dim": len(ACTION), "reward_dim": len(REWARD)}
     with warnings.catch_warnings():
-        # A level that no test list has is a column of zeros there, and may not be left out.
+        # A level that occurs in no test list is a column of zeros there, and must be kept.
         warnings.filterwarnings("ignore", message=".* leave out a constant column", category=DataWarning)
         with TransitionStore.writer(path, **dims, chunk_rows=chunk_rows) as writer:
             for start in range(0, len(lists), chunk_rows):

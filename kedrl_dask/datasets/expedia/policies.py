@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from kedrl_dask.datasets.expedia.columns import ACTION
 from kedrl_dask.datasets.expedia.panel import Encoder
 from kedrl_dask.numerics.policies import Gaussian
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Actions, Matrix, Points, Record, Vector, Weights
 from kedrl_dask.utils.checks import check_number
 from kedrl_dask.utils.exceptions import NumericalError
 
@@ -21,8 +21,8 @@ __all__ = ["RIDGE", "ClippedGaussian", "greedy_action", "reward_weighted_policy"
 
 #: Penalty on the squared slopes. One-hot columns add up to one, and some levels have no reward at all.
 RIDGE = 1e-2
-#: Standard deviation up to which actions are taken to be known, in their own ones. Without it a few weighted
-#: lists, which the mean can go through, would have a scale of zero.
+#: Assumed error of logged actions, in standard deviations. Without it the scale could become zero for a few
+#: weighted lists that the mean interpolates.
 JITTER = 0.05
 #: Gradient at which the likelihood, of order one, is at its maximum.
 TOLERANCE = 1e-6
@@ -40,15 +40,15 @@ class ClippedGaussian(Gaussian):
     low, high : (q,) arrays
         The box.
     random : bool
-        Whether ``draws`` are random actions, others at every state, as the paper's uLSIF has them, and not
+        Whether ``draws`` are random actions, different at every state, as in the paper's uLSIF, rather than
         quadrature nodes.
     """
 
     family = "clipped-gaussian"
     has_log_density = False
 
-    low: Array
-    high: Array
+    low: Vector
+    high: Vector
     random: bool
 
     def __init__(
@@ -73,8 +73,8 @@ class ClippedGaussian(Gaussian):
         return not self.random
 
     def draws(
-        self, state: Array, n_draws: int, rng: np.random.Generator | None = None
-    ) -> tuple[Array, Array]:
+        self, state: Points, n_draws: int, rng: np.random.Generator | None = None
+    ) -> tuple[Actions, Weights]:
         """Quadrature nodes or random actions, clipped, and their weights."""
         if not self.random:
             actions, weights = super().draws(state, n_draws)
@@ -85,18 +85,18 @@ class ClippedGaussian(Gaussian):
             )
         return np.stack([self.sample(state, rng) for _ in range(n_draws)]), np.full(n_draws, 1.0 / n_draws)
 
-    def sample(self, state: Array, rng: np.random.Generator) -> Array:
+    def sample(self, state: Points, rng: np.random.Generator) -> Actions:
         """One random action (n, q) for each state."""
         return self._clipped(super().sample(state, rng))
 
-    def log_density(self, state: Array, action: Array) -> Array:
-        """Refuse: there is none."""
+    def log_density(self, state: Points, action: Actions) -> Vector:
+        """Refuse, because there is no density."""
         raise ValueError(f"{self._name}: a clipped action has mass on the sides of the box, and no density")
 
-    def _clipped(self, actions: Array) -> Array:
+    def _clipped(self, actions: Actions) -> Actions:
         return np.clip(actions, self.low, self.high).astype(actions.dtype, copy=False)
 
-    def _parameters(self) -> dict[str, Any]:
+    def _parameters(self) -> Record:
         return {
             **super()._parameters(),
             "low": self.low,
@@ -104,7 +104,7 @@ class ClippedGaussian(Gaussian):
             "random": np.asarray(self.random),
         }
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[ClippedGaussian], tuple[object, ...]]:
         """Rebuild through the constructor."""
         return type(self), (*list(self._parameters().values())[:-1], self.random)
 
@@ -115,7 +115,7 @@ class ClippedGaussian(Gaussian):
 
 
 def reward_weighted_policy(
-    state: Array, action: Array, reward: Array, encoder: Encoder, ridge: float = RIDGE
+    state: Points, action: Actions, reward: Vector, encoder: Encoder, ridge: float = RIDGE
 ) -> ClippedGaussian:
     """Fit A | s ~ N(sᵀΘ_μ + ε_μ, diag exp(sᵀΘ_σ + ε_σ)²) by the reward-weighted likelihood.
 
@@ -123,8 +123,9 @@ def reward_weighted_policy(
 
         Σ_j w_j {½((a_j − μ_j)² + τ²)/σ_j² + log σ_j} + ½·ridge·(‖Θ_μ‖² + ‖Θ_σ‖²),   w_j = r_j / Σ_i r_i.
 
-    The paper says that larger rewards weigh more and not how: weights here are the rewards themselves. It
-    names no ridge, without which levels that have no reward would have no coefficient, and no τ (``JITTER``).
+    The paper says that larger rewards weigh more, but not how: here the weights are the rewards themselves.
+    It names neither a ridge, without which levels without any reward would have no coefficient, nor τ
+    (``JITTER``).
 
     Parameters
     ----------
@@ -149,7 +150,9 @@ def reward_weighted_policy(
     return ClippedGaussian(weights, bias, np.exp(log_scale), scale_weights, low, high)
 
 
-def _fit(state: Array, action: Array, weight: Array, ridge: float) -> tuple[Array, Array, Array, Array]:
+def _fit(
+    state: Points, action: Vector, weight: Vector, ridge: float
+) -> tuple[Vector, Vector, Vector, Vector]:
     """Slope and offset of the mean, slope and offset of the logarithm of the scale, of one coordinate."""
     p = state.shape[1]
     likelihood = _Likelihood(np.hstack([state, np.ones((len(state), 1))]), action, weight, ridge)
@@ -176,17 +179,17 @@ def _fit(state: Array, action: Array, weight: Array, ridge: float) -> tuple[Arra
 class _Likelihood:
     """Minus the weighted log-likelihood of one coordinate, with the ridge, and its derivatives."""
 
-    design: Array
-    action: Array
-    weight: Array
+    design: Matrix
+    action: Vector
+    weight: Vector
     ridge: float
 
     @property
-    def _penalty(self) -> Array:
+    def _penalty(self) -> Vector:
         """The ridge of each parameter: none on the offsets."""
         return self.ridge * np.tile(np.append(np.ones(self.design.shape[1] - 1), 0.0), 2)
 
-    def _parts(self, parameters: Array) -> tuple[Array, Array, Array, Array]:
+    def _parts(self, parameters: Vector) -> tuple[Vector, Vector, Vector, Vector]:
         """Standardised residual, its square with that of the jitter, logarithm of the scale, one over it."""
         by_mean, by_scale = np.split(parameters, 2)
         log_scale = self.design @ by_scale
@@ -194,18 +197,18 @@ class _Likelihood:
         residual = (self.action - self.design @ by_mean) * precision
         return residual, residual**2 + (JITTER * precision) ** 2, log_scale, precision
 
-    def value(self, parameters: Array) -> float:
+    def value(self, parameters: Vector) -> float:
         _, square, log_scale, _ = self._parts(parameters)
         fit = self.weight @ (0.5 * square + log_scale)
         return float(fit + 0.5 * self._penalty @ parameters**2)
 
-    def gradient(self, parameters: Array) -> Array:
+    def gradient(self, parameters: Vector) -> Vector:
         residual, square, _, precision = self._parts(parameters)
         by_row = -residual * precision, 1 - square
         fit = np.concatenate([self.design.T @ (self.weight * part) for part in by_row])
         return fit + self._penalty * parameters
 
-    def hessian(self, parameters: Array) -> Array:
+    def hessian(self, parameters: Vector) -> Matrix:
         residual, square, _, precision = self._parts(parameters)
         by_row = precision**2, 2 * residual * precision, 2 * square
         means, mixed, scales = (
@@ -214,7 +217,7 @@ class _Likelihood:
         return np.block([[means, mixed], [mixed.T, scales]]) + np.diag(self._penalty)
 
 
-def greedy_action(policy: Gaussian, state: Array, encoder: Encoder) -> Array:
+def greedy_action(policy: Gaussian, state: Points, encoder: Encoder) -> Actions:
     """Π_A{μ(s)} on the raw scale (n, 3): clipped to the training range, promotions rounded."""
     action = np.clip(encoder.raw_action(policy.location(state)), *encoder.action_range)
     promotions = ACTION.index("total_promotions")
