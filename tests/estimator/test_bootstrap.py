@@ -136,7 +136,7 @@ def test_apply__standard_errors_intervals_and_differences(model, store, policy, 
     difference = draws - second.apply(embedding)
     np.testing.assert_allclose(difference.values, draws.values - second.apply(embedding).values)
     unlike = bootstrap(other, store, other_policy, n_replicates=5, random_state=1)
-    with pytest.raises(ValueError, match="other draws of episodes"):
+    with pytest.raises(ValueError, match="different draws of episodes"):
         draws - unlike.apply(embedding)
 
 
