@@ -110,12 +110,9 @@ class Plan:
         return int(getattr(self if name == "n_threads" else self.sizes, name))
 
     def _with(self, name: str, share: float) -> Plan:
-        value = max(1, int(share * self._value(name)))
-        sizes, threads = self.sizes, self.n_threads
-        if name == "n_threads":
-            threads = value
-        else:
-            sizes = replace(sizes, **{name: value})  # type: ignore[arg-type]
+        changed: Record = {name: max(1, int(share * self._value(name)))}
+        threads = changed.pop("n_threads", self.n_threads)
+        sizes = replace(self.sizes, **changed)
         return make_plan(sizes, self.machine, self.n_workers, threads, self.budget, [self.form])
 
     def to_dict(self) -> Record:
@@ -149,13 +146,8 @@ class Plan:
     def __repr__(self) -> str:
         """Table of the stages."""
         rows = list(self._lines())
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+        first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+        lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]
         return "\n".join([self._summary(), *lines])
 
     def _repr_html_(self) -> str:
