@@ -1,5 +1,5 @@
-"""What every floor may use and what knows nothing of the method.
+"""Tools for every folder that do not depend on the method.
 
-Checks of what callers give, the exceptions and warnings of the package, working memory, progress bars, the
-end of a process, and how objects show themselves in a notebook. Imports nothing else of the package.
+Names of array types, checks of arguments, exceptions and warnings, working memory, progress bars, the
+interruption of a process, and the display of objects in notebooks. Imports nothing else of the package.
 """

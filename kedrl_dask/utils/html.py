@@ -9,7 +9,7 @@ __all__ = ["html_table"]
 
 
 def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
-    """A table of names and what they are."""
+    """Return a table of names and descriptions."""
     left = "style='text-align:left'"
     cells = "".join(
         f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(text)}</td></tr>" for name, text in rows

@@ -1,4 +1,4 @@
-"""This process: its memory, its threads of linear algebra, and how it is asked to stop."""
+"""This process: its memory, its BLAS threads, and its interruption."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 from threadpoolctl import ThreadpoolController
@@ -27,16 +27,16 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Rows of matrices on which several BLAS threads are faster than one.
+#: Number of rows of matrices from which several BLAS threads are faster than one.
 MANY_ROWS = 3_000
 
 
 @contextmanager
 def driver_blas_threads(n_rows: int = 0) -> Iterator[None]:
-    """One BLAS thread in this process, unless it works on matrices of many rows.
+    """Use one BLAS thread in this process, unless it works on matrices of many rows.
 
-    On the small matrices of a driver several wait for each other, and where they share a product its last
-    digit may depend on their number.
+    On the small matrices of a driver several threads wait for each other, and the last digit of a product may
+    depend on their number.
     """
     if n_rows >= MANY_ROWS:
         yield
@@ -46,16 +46,16 @@ def driver_blas_threads(n_rows: int = 0) -> Iterator[None]:
 
 
 def own_memory() -> int:
-    """Bytes that this process has in memory."""
+    """Return the resident memory of this process in bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 class Stopped(RuntimeError):
-    """A computation lost what it needs, such as its workers or room on the disk, and can go on later."""
+    """A computation lost a resource, such as its workers or disk space, and can be resumed later."""
 
 
 class Terminated(SystemExit):
-    """The process was asked to end, as a batch system does shortly before a job's time is up."""
+    """The process was asked to end, as by a batch system shortly before a job's time limit."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
@@ -63,17 +63,17 @@ class Terminated(SystemExit):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises :class:`Terminated` in the body, so that it can put things in order.
+    """Let SIGTERM raise :class:`Terminated` in the body, so that it can clean up.
 
-    Only in the main thread, which signals go to, and not where the signal has a handler already.
+    Only in the main thread, which receives signals, and only if the signal has no handler yet.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
-    def terminate(*_: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # putting things in order is not interrupted again
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # cleaning up is not interrupted again
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
@@ -85,16 +85,16 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM that come during the body take effect at its end.
+    """Defer Ctrl-C and SIGTERM until the end of the body.
 
-    Only in the main thread, which signals go to, and only where they raise an exception there.
+    Only in the main thread, which receives signals, and only if they have handlers in Python.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     held: list[int] = []
 
-    def hold(number: int, _: Any) -> None:
+    def hold(number: int, _: object) -> None:
         held.append(number)
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -112,10 +112,10 @@ def interrupts_held() -> Iterator[None]:
 
 @contextmanager
 def opened(open_on: Callable[[ExitStack], T]) -> Iterator[T]:
-    """What a function opens on a stack, which is closed at the end; nothing is interrupted halfway.
+    """Yield what a function opens on a stack, and close the stack; neither step can be interrupted.
 
-    An object whose constructor is interrupted has no owner to close it. A client of Dask's then waits, as
-    the process ends, a minute for an event loop whose thread has ended, and prints a traceback.
+    An object whose constructor is interrupted has no owner to close it. A Dask client would then wait a
+    minute at the end of the process for an event loop whose thread has ended, and print a traceback.
     """
     stack = ExitStack()
     try:
@@ -128,7 +128,7 @@ def opened(open_on: Callable[[ExitStack], T]) -> Iterator[T]:
 
 
 class Abandoned(BaseException):
-    """What a thread works on is no longer wanted."""
+    """The result of a thread is no longer wanted."""
 
 
 _abandoned = threading.Event()
@@ -136,7 +136,7 @@ _abandoned = threading.Event()
 
 @contextmanager
 def abandoning(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
-    """The pool, closed at the end; an interruption makes its functions end at their :func:`check_abandoned`.
+    """Close the pool at the end; after an interruption its functions end at :func:`check_abandoned`.
 
     Nothing else can interrupt a thread.
     """
@@ -152,11 +152,11 @@ def abandoning(pool: ThreadPoolExecutor) -> Iterator[ThreadPoolExecutor]:
                 _abandoned.set()
                 raise
     finally:
-        if is_interrupted:  # and all its functions have ended
+        if is_interrupted:  # by now all its functions have ended
             _abandoned.clear()
 
 
 def check_abandoned() -> None:
-    """In a long computation: end it if the process was interrupted."""
+    """End a long computation if the process was interrupted."""
     if _abandoned.is_set():
         raise Abandoned

@@ -1,4 +1,4 @@
-"""Progress for people: bars on a terminal or in a notebook, log lines elsewhere; and stage times."""
+"""Progress bars in terminals and notebooks, log lines elsewhere; and the times of stages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kedrl_dask.utils.checks import check_word
 
 __all__ = ["ProgressMode", "Reporter"]
 
@@ -22,26 +24,26 @@ logger = logging.getLogger("kedrl_dask")
 
 #: Called with the amount done and a short remark.
 Advance = Callable[..., None]
-#: Seconds between the log lines of one stage.
+#: Seconds between log lines of one stage.
 LOG_INTERVAL = 10.0
-#: Seconds between two drawings of a bar in a notebook.
+#: Seconds between updates of a bar in a notebook.
 NOTEBOOK_INTERVAL = 0.25
 
 
 def _unnoted(event: str, **facts: object) -> None:
-    """Nobody keeps a record."""
+    """Keep no record."""
 
 
 class Reporter:
-    """Shows the stages of a computation as they run, and remembers how long each took.
+    """Shows the stages of a computation as they run, and records how long each took.
 
     Parameters
     ----------
     show : {"auto", "bars", "log", "none"}
-        "auto" draws bars when standard error is a terminal or in a notebook, and otherwise writes log
-        lines to the logger ``kedrl_dask`` at level INFO.
+        "auto" draws bars if standard error is a terminal or a notebook, and otherwise writes log lines to
+        the logger ``kedrl_dask`` at level INFO.
     note : callable, optional
-        Called as ``note(event, **facts)`` when a stage begins or ends, and with what else is worth a record.
+        Called as ``note(event, **facts)`` when a stage begins or ends, and for other events worth recording.
 
     Attributes
     ----------
@@ -50,8 +52,7 @@ class Reporter:
     """
 
     def __init__(self, show: ProgressMode = "auto", note: Callable[..., None] | None = None) -> None:
-        if show not in ("auto", "bars", "log", "none"):
-            raise ValueError(f"progress must be 'auto', 'bars', 'log' or 'none', got {show!r}")
+        check_word("progress", show, get_args(ProgressMode))
         self.seconds: dict[str, float] = {}
         self.note = note or _unnoted
         console = Console(stderr=True)
@@ -61,7 +62,7 @@ class Reporter:
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Advance]:
-        """Run the body as a stage; it is given ``advance(amount=1, remark="")``."""
+        """Run the body as a stage, and yield ``advance(amount=1, remark="")``."""
         start = time.perf_counter()
         self.note("stage started", stage=name)
         body = {"bars": self._bar, "log": self._log, "none": self._silence}[self._show]
@@ -89,7 +90,7 @@ class Reporter:
 
             yield advance
             done = bars.tasks[0].completed
-            # A stage that ended early, as a solver does, is full; one without steps has none to count.
+            # Fill the bar of a stage that ended early, as a solver may, or that has no steps.
             bars.update(task, total=done or 1, completed=done or 1)
 
     @contextmanager
@@ -117,10 +118,10 @@ class Reporter:
 
 @contextmanager
 def _shown_in_notebook(bars: Progress) -> Iterator[None]:
-    """Show bars as an output that is drawn again and again.
+    """Show bars as an output that is updated repeatedly.
 
-    Rich itself would use an output widget, which the front end answers. Answers that arrive while a cell ends
-    can make programs that run notebooks (nbclient, nbconvert, papermill) miss the end and wait for ever.
+    Rich itself would use an output widget, to which the front end replies. Replies that arrive while a cell
+    ends can make programs that run notebooks (nbclient, nbconvert, papermill) miss the end and wait for ever.
     """
     from IPython.display import display
 
@@ -131,7 +132,7 @@ def _shown_in_notebook(bars: Progress) -> Iterator[None]:
         while not ended.wait(NOTEBOOK_INTERVAL):
             shown.update(bars)
 
-    # In this context, so that it draws below this cell.
+    # In this context, so that the output appears below this cell.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(draw,), daemon=True)
     thread.start()
     try:

@@ -1,27 +1,28 @@
-"""Memory to work in that is asked for once.
+"""Working memory that is allocated once per thread.
 
-Dask's workers give freed memory back to the system at once; asking for it again in every block costs as much
-as a quarter of the arithmetic.
+Dask's workers return freed memory to the system at once; allocating it again in every block would cost as
+much as a quarter of the arithmetic.
 """
 
 from __future__ import annotations
 
 import threading
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kedrl_dask.utils.arrays import Array
 
 __all__ = ["scratch"]
 
 _of_thread = threading.local()
 
 
-def scratch(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Array of this thread under a name, with anything in it, until the next call for that name.
+def scratch(name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Return this thread's uninitialised array of a name, which is valid until the next call for that name.
 
-    For what does not outlive the function that asks for it.
+    For arrays that do not outlive the function that requests them.
     """
     buffers = vars(_of_thread)
     size = prod(shape) * np.dtype(dtype).itemsize

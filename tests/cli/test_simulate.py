@@ -204,12 +204,12 @@ def make_foreign(path, kind):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("file", "is no directory"),
-        ("link", "is no directory"),
+        ("file", "is not a directory"),
+        ("link", "is not a directory"),
         ("folder", "not a Zarr v3 group"),
         ("another kind", "a store of kind 'kedrl model', expected 'transitions'"),
         ("incomplete", "its writer failed or is still at work"),
-        ("store with notes", "holds 'notes.txt', which is no part of a transition store"),
+        ("store with notes", "holds 'notes.txt', which is not part of a transition store"),
     ],
 )
 def test_simulate__overwrite_refuses_what_is_no_store(kind, message, tmp_path, capsys, monkeypatch):

@@ -140,5 +140,5 @@ def test_auto__works_without_standard_error(monkeypatch, caplog):
 
 @pytest.mark.parametrize("show", ["loud", "", None, True])
 def test_reporter__unknown_choice_is_refused(show):
-    with pytest.raises(ValueError, match="progress must be 'auto', 'bars', 'log' or 'none'"):
+    with pytest.raises(ValueError, match="progress must be 'auto' or 'bars' or 'log' or 'none'"):
         Reporter(show)

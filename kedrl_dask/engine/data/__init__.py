@@ -1,5 +1,5 @@
-"""The store of transitions: written in pieces, validated at the door, read by row ranges.
+"""The store of transitions: written in pieces, validated once when rows are given, read by row ranges.
 
-Gives :class:`~kedrl_dask.engine.data.transition_store.TransitionStore`. Imports ``storage`` and ``utils``;
+Provides :class:`~kedrl_dask.engine.data.transition_store.TransitionStore`. Imports ``storage`` and ``utils``;
 ``ingest`` only when a table is given.
 """

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Points, Record, Vector
 
 __all__ = ["MOMENT_ARRAYS", "Moments"]
 
@@ -21,21 +19,21 @@ class Moments:
     """Count, mean, sum of squared deviations, minimum and maximum of each column of some rows."""
 
     count: int
-    mean: Array
-    squares: Array
-    minimum: Array
-    maximum: Array
+    mean: Vector
+    squares: Vector
+    minimum: Vector
+    maximum: Vector
 
     @classmethod
-    def of(cls, values: Array) -> Moments:
-        """Moments of the rows of a matrix."""
+    def of(cls, values: Points) -> Moments:
+        """Return the moments of the rows of a matrix."""
         mean = values.mean(axis=0)
-        mean += (values - mean).mean(axis=0)  # takes off the rounding error of the long first sum
+        mean += (values - mean).mean(axis=0)  # removes the rounding error of the long first sum
         squares = np.square(values - mean).sum(axis=0)
         return cls(values.shape[0], mean, squares, values.min(axis=0), values.max(axis=0))
 
     def merge(self, other: Moments) -> Moments:
-        """Moments of both sets of rows together (Chan, Golub and LeVeque 1983)."""
+        """Return the moments of both sets of rows together (Chan, Golub and LeVeque 1983)."""
         count = self.count + other.count
         shift = other.mean - self.mean
         return Moments(
@@ -47,20 +45,20 @@ class Moments:
         )
 
     @property
-    def largest(self) -> Array:
-        """Largest size of an entry of each column."""
+    def largest(self) -> Vector:
+        """Largest absolute entry of each column."""
         return np.maximum(np.abs(self.minimum), np.abs(self.maximum))
 
     @property
-    def deviation(self) -> Array:
+    def deviation(self) -> Vector:
         """Standard deviation of each column."""
         return np.sqrt(self.squares / self.count)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers; JSON keeps every digit of a float."""
+    def to_json(self) -> Record:
+        """Return plain numbers; JSON keeps every digit of a float."""
         return {key: getattr(self, key).tolist() for key in MOMENT_ARRAYS} | {"count": self.count}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Moments:
-        """Inverse of :meth:`to_json`."""
+    def from_json(cls, values: Record) -> Moments:
+        """Invert :meth:`to_json`."""
         return cls(count=values["count"], **{key: np.array(values[key]) for key in MOMENT_ARRAYS})

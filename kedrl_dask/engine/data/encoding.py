@@ -1,10 +1,10 @@
-"""Columns of a table as the numbers of a store, and back; and the units in which kernels see them.
+"""The encoding of a table's columns as numbers of a store, its inverse, and the units of kernels.
 
-Numbers are stored as they came, so that inputs, rewards and everything that is said of returns are in the
-table's own units. Standardisation is kept beside them, as one scale for each column, and belongs to the
-kernels: k((x − c)/s, (y − c)/s) with lengths ℓ is k(x, y) with lengths s·ℓ, for any centre c, because they
-are stationary. A fit with lengths s·ℓ is therefore the fit on standardised columns with every output
-inverted, and no output can be forgotten.
+Numbers are stored unchanged, so that inputs, rewards and all results on returns are in the table's own units.
+Standardisation is stored separately, as one scale per column, and applied to the kernels:
+k((x − c)/s, (y − c)/s) with lengths ℓ is k(x, y) with lengths s·ℓ for any centre c, because kernels are
+stationary. A fit with lengths s·ℓ is therefore the fit on standardised columns with every output transformed
+back, and no output can be forgotten.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Indices, Points, Record, Vector
 from kedrl_dask.utils.checks import as_numbers, check_word, has_control_characters, shown
 
 __all__ = ["MISSING", "PARTS", "UNKNOWN", "Encoding", "Part", "StateColumn", "level_text"]
 
 Part = Literal["state", "action", "reward"]
+K = TypeVar("K")
 
 PARTS: tuple[Part, ...] = ("state", "action", "reward")
-#: Codes of a categorical value that is no level, and of one that is missing.
+#: Codes of a categorical value that is not a level, and of a missing one.
 UNKNOWN, MISSING = -1, -2
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 
 
-def level_text(value: Any) -> str | None:
-    """A categorical value as text, the same from whatever format it came; None if it is missing.
+def level_text(value: object) -> str | None:
+    """Return a categorical value as text that does not depend on the file format; None if it is missing.
 
-    Whole numbers have no decimals and flags are True and False, as numbers or as text.
+    Whole numbers have no decimals, and flags are "True" and "False".
     """
     if value is None or value is pd.NA or value is pd.NaT:
         return None
@@ -58,17 +59,17 @@ def level_text(value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class StateColumn:
-    """One column of a table and the columns of the state that it becomes.
+    """One column of a table and the state columns that encode it.
 
     Parameters
     ----------
     name : str
     levels : tuple of str, optional
-        Of a categorical column, each of which becomes a column of zeros and ones.
+        Levels of a categorical column, each of which becomes a column of zeros and ones.
     fill : float, optional
-        What stands for a missing number.
+        Replacement of a missing number.
     has_indicator : bool
-        Whether a column of zeros and ones follows that tells where the value was missing.
+        Whether a further column of zeros and ones indicates missing values.
     """
 
     name: str
@@ -78,18 +79,18 @@ class StateColumn:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns of the state."""
+        """Names of the state columns."""
         own = (self.name,) if self.levels is None else tuple(f"{self.name}={level}" for level in self.levels)
         return (*own, f"{self.name} is missing") if self.has_indicator else own
 
-    def codes(self, values: Sequence[Any]) -> Array:
-        """Positions of categorical values among the levels, UNKNOWN or MISSING."""
+    def codes(self, values: Sequence[object]) -> Indices:
+        """Return the positions of categorical values among the levels, UNKNOWN or MISSING."""
         positions: dict[str | None, int] = {level: i for i, level in enumerate(self.levels or ())}
         positions[None] = MISSING
         return np.array([positions.get(level_text(value), UNKNOWN) for value in values], dtype=np.int32)
 
-    def expand(self, values: Array) -> Array:
-        """Columns of the state (n, k) from numbers, NaN where missing, or from codes of levels."""
+    def expand(self, values: Array) -> Points:
+        """Return the state columns (n, k) of numbers, NaN where missing, or of codes of levels."""
         if self.levels is None:
             missing = np.isnan(values)
             columns = [np.where(missing, self.fill, values) if self.fill is not None else values]
@@ -100,8 +101,8 @@ class StateColumn:
             columns.append(missing.astype(np.float64))
         return np.stack(columns, axis=1)
 
-    def decode(self, columns: Array) -> Array:
-        """Inverse of :meth:`expand`: numbers, NaN where missing; or levels, None where there is none."""
+    def decode(self, columns: Points) -> Array:
+        """Invert :meth:`expand`: return numbers, NaN where missing; or levels, None where there is none."""
         missing = columns[:, -1] > 0.5 if self.has_indicator else np.zeros(len(columns), dtype=bool)
         if self.levels is None:
             return np.where(missing, np.nan, columns[:, 0])
@@ -112,7 +113,7 @@ class StateColumn:
 
 @dataclass(frozen=True)
 class Encoding:
-    """What the columns of a store are; made when a table is stored, and kept with the store and its fits.
+    """The encoding of the columns of a store, created with it from a table and kept in its fits.
 
     Parameters
     ----------
@@ -120,9 +121,9 @@ class Encoding:
     action, reward : tuple of str
         Names of the columns.
     standardised : tuple of {"state", "action", "reward"}
-        Parts whose columns count in units of their standard deviation where a kernel's lengths are given.
+        Parts for whose columns the lengths of kernels are given in standard deviations.
     scales : dict
-        Those units, by part, one for each stored column; set when the store is complete.
+        Units by part, one for each stored column; set when the store is complete.
 
     Examples
     --------
@@ -140,7 +141,7 @@ class Encoding:
     scales: Mapping[Part, tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what describes no columns."""
+        """Check the parts and their scales."""
         for part in self.standardised:
             check_word("standardise", part, PARTS)
         for part, scale in self.scales.items():
@@ -150,13 +151,13 @@ class Encoding:
                 raise ValueError(f"scales of {part} must be {len(self.names(part))} positive numbers")
 
     def names(self, part: Part) -> tuple[str, ...]:
-        """Names of the stored columns of a part."""
+        """Return the names of the stored columns of a part."""
         if part == "state":
             return tuple(name for column in self.state for name in column.names)
         return self.action if part == "action" else self.reward
 
-    def encode(self, part: Literal["state", "action"], frame: pd.DataFrame) -> Array:
-        """Inputs given in the table's own columns, as the store has them; other columns are ignored.
+    def encode(self, part: Literal["state", "action"], frame: pd.DataFrame) -> Points:
+        """Encode inputs given in the table's own columns as in the store; other columns are ignored.
 
         A level that the stored table did not have is encoded as zeros.
         """
@@ -165,7 +166,7 @@ class Encoding:
         return np.hstack([column.expand(self._values(frame, column)) for column in self.state])
 
     def decode(self, part: Part, values: npt.ArrayLike) -> pd.DataFrame:
-        """Stored columns as the table's own."""
+        """Return stored columns as the table's own."""
         values = as_numbers(part, values)
         if values.ndim != 2 or values.shape[1] != len(self.names(part)):
             raise ValueError(
@@ -176,10 +177,11 @@ class Encoding:
         edges = np.cumsum([len(column.names) for column in self.state])[:-1]
         pieces = np.split(values, edges, axis=1)
         decoded = {c.name: c.decode(piece) for c, piece in zip(self.state, pieces, strict=True)}
-        # With their types, or pandas would make text of levels, and NaN of None.
+        # With explicit types, or pandas would convert levels to text, and None to NaN.
         return pd.DataFrame({name: pd.Series(found, dtype=found.dtype) for name, found in decoded.items()})
 
     def _values(self, frame: pd.DataFrame, column: StateColumn) -> Array:
+        values: Array
         if column.levels is None:
             values, allowed = self._numbers(frame, column.name, finite=False), column.fill is not None
             missing = np.isnan(values)
@@ -188,12 +190,12 @@ class Encoding:
             missing = values == MISSING
         if missing.any() and not allowed:
             raise ValueError(
-                f"column {column.name!r}, row {int(np.argmax(missing))} is missing, and the data had no "
-                "missing values there; leave the row out or fill the value in"
+                f"column {column.name!r}, row {int(np.argmax(missing))} is missing, but the data had no "
+                "missing values there; leave out the row or fill in the value"
             )
         return values
 
-    def _numbers(self, frame: pd.DataFrame, name: str, finite: bool = True) -> Array:
+    def _numbers(self, frame: pd.DataFrame, name: str, finite: bool = True) -> Vector:
         column = self._column(frame, name)
         try:
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -210,8 +212,8 @@ class Encoding:
             raise ValueError(f"the table has no column {name!r}; it has {shown(list(frame.columns))}")
         return frame[name]
 
-    def with_scales(self, deviations: Mapping[str, Array]) -> Encoding:
-        """The same with units: deviations of standardised columns; 1 for flags, levels and constants."""
+    def with_scales(self, deviations: Mapping[str, Vector]) -> Encoding:
+        """Return a copy with units: deviations of standardised columns; 1 for flags, levels and constants."""
         scales: dict[Part, tuple[float, ...]] = {}
         for part in self.standardised:
             scale = np.where(deviations[part] > 0, deviations[part], 1.0)
@@ -225,15 +227,15 @@ class Encoding:
             scales[part] = tuple(scale.tolist())
         return replace(self, scales=scales)
 
-    def in_own_units(self, kernel: Any, *parts: Part) -> Any:
-        """A kernel whose lengths are in units of the columns of these parts, with lengths as stored."""
+    def in_own_units(self, kernel: K, *parts: Part) -> K:
+        """Convert a kernel's lengths from the units of the columns of these parts to those of the store."""
         if not isinstance(kernel, Matern) or not any(part in self.scales for part in parts):
             return kernel
         scale = np.concatenate([self.scales.get(part) or np.ones(len(self.names(part))) for part in parts])
         return replace(kernel, length_scale=tuple((np.asarray(kernel.length_scale) * scale).tolist()))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; JSON keeps every digit of a float."""
+    def to_json(self) -> Record:
+        """Return plain values; JSON keeps every digit of a float."""
         return {
             "state": [
                 vars(column) | {"levels": column.levels and list(column.levels)} for column in self.state
@@ -245,8 +247,8 @@ class Encoding:
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Encoding:
-        """Inverse of :meth:`to_json`; nothing in it is trusted to be what that wrote."""
+    def from_json(cls, values: Record) -> Encoding:
+        """Invert :meth:`to_json`, without trusting the values."""
         state = []
         for column in values["state"]:
             levels, fill = column["levels"], column["fill"]
@@ -268,11 +270,11 @@ class Encoding:
         )
 
 
-def _texts(values: Any) -> tuple[str, ...]:
-    """Names that can be printed as they are."""
+def _texts(values: object) -> tuple[str, ...]:
+    """Return names, which must be printable."""
     if not isinstance(values, list):
         raise ValueError(f"expected a list of names, got {shown(values)}")
     for text in values:
         if not isinstance(text, str) or has_control_characters(text):
-            raise ValueError(f"{shown(text)} is no name that can be printed")
+            raise ValueError(f"{shown(text)} is not a printable name")
     return tuple(values)

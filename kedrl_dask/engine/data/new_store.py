@@ -1,4 +1,4 @@
-"""Where a verb puts a new transition store: whole or not at all, and never over anything else."""
+"""Atomic creation of a transition store by a command, which replaces nothing but such a store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kedrl_dask.engine.storage.untrusted import check_parent
 
 __all__ = ["new_store"]
 
-#: What a transition store has in its directory.
+#: Entries of the directory of a transition store.
 ENTRIES = {"zarr.json", *(spec.name for spec in (*TRANSITIONS, TRANSITION_DIGESTS))}
 
 
 @contextmanager
 def new_store(output: Path, overwrite: bool) -> Iterator[Path]:
-    """Path for a store that moves to ``output`` if the body succeeds, and is removed if it does not.
+    """Yield a path for a store that moves to ``output`` if the body succeeds, and is removed otherwise.
 
     With ``overwrite`` it replaces an existing store.
     """
@@ -32,7 +32,7 @@ def new_store(output: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _check_output(output: Path, overwrite: bool) -> None:
-    """Refuse whatever exists but, if that may be overwritten, a transition store."""
+    """Refuse an existing path, except for a transition store that may be overwritten."""
     check_parent(output)
     if not os.path.lexists(output):
         return
@@ -42,17 +42,19 @@ def _check_output(output: Path, overwrite: bool) -> None:
             "store that may be replaced"
         )
     if output.is_symlink() or not output.is_dir():
-        raise ValueError(f"{output} is no directory, so --overwrite does not replace it; choose another path")
+        raise ValueError(
+            f"{output} is not a directory, so --overwrite does not replace it; choose another path"
+        )
     try:
         TransitionStore.open(output)
     except StoreError as error:
         raise ValueError(
-            f"{output} is no complete transition store, so --overwrite does not replace it; "
+            f"{output} is not a complete transition store, so --overwrite does not replace it; "
             f"choose another path ({error})"
         ) from error
     foreign = sorted({entry.name for entry in output.iterdir()} - ENTRIES)
     if foreign:
         raise ValueError(
-            f"{output} holds {foreign[0]!r}, which is no part of a transition store, so --overwrite does "
+            f"{output} holds {foreign[0]!r}, which is not part of a transition store, so --overwrite does "
             "not replace it; choose another path"
         )

@@ -131,7 +131,7 @@ class TransitionStore(Overview):
 
     @classmethod
     def from_table(
-        cls, path: PathLike, source: Any, columns: Mapping[str, Any], **options: Any
+        cls, path: PathLike, source: object, columns: Mapping[str, object], **options: Any
     ) -> TransitionStore:
         """Store a table of recorded time points, in memory or in files of any size, with rows in any order.
 

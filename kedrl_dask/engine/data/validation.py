@@ -1,6 +1,6 @@
 """Checks of recorded data before any of it is stored.
 
-Every message is one line: the array, the user's own row, what was found, what was expected, the remedy.
+Every message is one line with the array, the user's row, what was found, what was expected, and the remedy.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.engine.data.encoding import PARTS
 from kedrl_dask.utils.arrays import Array
 
 __all__ = [
@@ -23,18 +24,17 @@ __all__ = [
     "check_sequence",
 ]
 
-Locate = Callable[[int], str]  # words for a row of the arrays at hand; −1 is the row before the first
+Locate = Callable[[int], str]  # describes a row of the arrays; −1 is the row before the first
 
-_MATRICES = ("state", "action", "reward")
 _ROWS_AT_ONCE = 65_536  # so that checking an array mapped from disk does not read it into memory
 _EXACT = 2**53  # from here on, floats skip integers
-#: Largest size of an entry, and smallest of the largest in a column: their squares, and sums and products of
-#: these, are numbers too.
+#: Bounds on the largest absolute entry of a column, so that squares and their sums and products are finite
+#: and not lost.
 LARGEST, SMALLEST = 1e100, 1e-100
 
 
 class DataError(ValueError):
-    """Recorded data cannot be stored as it is; the message names array, row and remedy."""
+    """Recorded data cannot be stored; the message names array, row and remedy."""
 
 
 class DataWarning(UserWarning):
@@ -43,7 +43,7 @@ class DataWarning(UserWarning):
 
 @dataclass(frozen=True)
 class LastRow:
-    """The last row accepted so far: all that checks across pieces need to remember."""
+    """The last row accepted so far, which is all that checks across pieces need."""
 
     episode: int
     step: int
@@ -54,7 +54,7 @@ class LastRow:
 def check_arrays(
     arrays: Mapping[str, npt.ArrayLike | None], dims: Mapping[str, int], where: Locate
 ) -> dict[str, Array]:
-    """Check each array by itself, and that all have the same rows.
+    """Check each array on its own, and that all have the same number of rows.
 
     Parameters
     ----------
@@ -63,14 +63,14 @@ def check_arrays(
     dims : mapping
         Expected columns of state, action and reward, where known.
     where : callable
-        Words for a row, for messages.
+        Describes a row, for messages.
 
     Returns
     -------
     dict
-        The arrays: the matrices as they are, episode and step as int64, terminated as bool.
+        The matrices unchanged, episode and step as int64, terminated as bool.
     """
-    checked = {name: _as_matrix(name, arrays[name], dims.get(name)) for name in _MATRICES}
+    checked: dict[str, Array] = {name: _as_matrix(name, arrays[name], dims.get(name)) for name in PARTS}
     n_rows = checked["state"].shape[0]
     if n_rows == 0:
         raise DataError("state: has 0 rows, expected at least one recorded time point; give non-empty arrays")
@@ -86,7 +86,7 @@ def check_arrays(
                 f"time point in every array; the first unmatched is "
                 f"{where(min(values.shape[0], n_rows))}: cut or complete the arrays"
             )
-    for name in _MATRICES:
+    for name in PARTS:
         _check_finite(name, checked[name], where)
     for name in ("episode", "step"):
         checked[name] = _as_integers(name, checked[name], where)
@@ -146,7 +146,7 @@ def _as_vector(name: str, given: npt.ArrayLike | None) -> Array:
 
 
 def _check_finite(name: str, values: Array, where: Locate) -> None:
-    """Refuse NaN and infinity, also those that appear on conversion to float64, and what has no square."""
+    """Refuse NaN and infinity, also after conversion to float64, and entries whose squares overflow."""
     for start in range(0, values.shape[0], _ROWS_AT_ONCE):
         with np.errstate(over="ignore"):
             block = np.asarray(values[start : start + _ROWS_AT_ONCE], dtype=np.float64)
@@ -207,21 +207,21 @@ def _as_flags(values: Array, where: Locate) -> Array:
 
 
 def check_sequence(rows: Mapping[str, Array], where: Locate, last: LastRow | None) -> LastRow:
-    """Check that sorted rows form episodes of consecutive steps, going on from ``last``.
+    """Check that sorted rows form episodes of consecutive steps, continuing from ``last``.
 
     Parameters
     ----------
     rows : mapping
         ``episode``, ``step`` and ``terminated`` of the new rows.
     where : callable
-        Words for a row, for messages; −1 stands for ``last``.
+        Describes a row, for messages; −1 stands for ``last``.
     last : LastRow or None
         The row before the first one, None at the beginning of a store.
 
     Returns
     -------
     LastRow
-        The last of the new rows, to go on from.
+        The last of the new rows, from which to continue.
     """
     episode, step, terminated = rows["episode"], rows["step"], rows["terminated"]
     offset = 0

@@ -1,10 +1,10 @@
-"""Which column of a table is what."""
+"""The meaning of the columns of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from kedrl_dask.utils.checks import check_word, has_control_characters, is_word, shown
 
@@ -12,7 +12,7 @@ __all__ = ["MISSING_POLICIES", "Columns", "MissingPolicy"]
 
 MissingPolicy = Literal["refuse", "drop", "impute"]
 MISSING_POLICIES: tuple[MissingPolicy, ...] = ("refuse", "drop", "impute")
-#: Keys of a mapping that name one column each, and those that name several.
+#: Keys of a mapping that name one column each, and those that may name several.
 SINGLE, SEVERAL = ("episode", "step", "time", "terminated", "truncated"), ("state", "action", "reward")
 
 
@@ -23,18 +23,18 @@ class Columns:
     Parameters
     ----------
     episode : str
-        Integers, or any text.
+        Column of integers, or any text.
     order : str
-        Steps, or times.
+        Column of steps, or of times.
     has_steps : bool
-        Whether ``order`` has steps, which rise by one, and not times, which only rise.
+        Whether ``order`` holds steps, which rise by one, rather than times, which merely rise.
     state, action, reward : tuple of str
     categorical : tuple of str
-        Columns of the state that are encoded by their levels.
+        State columns that are encoded by their levels.
     terminated, truncated : str or None
-        Flags of the last row of an episode: it ended for good, or was cut off.
+        Flags of the last row of an episode, which ended, or was cut off.
     missing : dict
-        What becomes of a missing value, by column.
+        Treatment of missing values, by column.
     """
 
     episode: str
@@ -51,17 +51,17 @@ class Columns:
     @classmethod
     def build(
         cls,
-        given: Mapping[str, Any],
+        given: Mapping[str, object],
         categorical: Sequence[str] | str = (),
         missing: MissingPolicy | Mapping[str, MissingPolicy] = "refuse",
     ) -> Columns:
-        """Check a mapping as users give it."""
+        """Check a mapping given by a user."""
         if not isinstance(given, Mapping):
             raise ValueError(f"columns must be a dict of column names by meaning, got {shown(given)}")
         for key in given:
             check_word("columns: a key", key, (*SINGLE, *SEVERAL))
         if ("step" in given) == ("time" in given):
-            raise ValueError("columns: give either 'step', which rises by one, or 'time', which only rises")
+            raise ValueError("columns: give either 'step', which rises by one, or 'time', which merely rises")
         for key in ("episode", *SEVERAL):
             if key not in given:
                 raise ValueError(f"columns: {key!r} is missing; name its columns")
@@ -75,7 +75,7 @@ class Columns:
         for name in levels:
             if name not in several["state"]:
                 raise ValueError(
-                    f"categorical: {name!r} is no state column; only those are encoded by levels"
+                    f"categorical: {name!r} is not a state column; only those are encoded by levels"
                 )
         return cls(
             episode=str(single["episode"]),
@@ -90,18 +90,20 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """All columns that are read."""
+        """Names of all columns that are read."""
         flags = [name for name in (self.terminated, self.truncated) if name]
         return [self.episode, self.order, *self.state, *self.action, *self.reward, *flags]
 
     @property
     def numeric(self) -> list[str]:
-        """Columns of numbers."""
+        """Names of the columns of numbers."""
         state = [name for name in self.state if name not in self.categorical]
         return [*state, *self.action, *self.reward]
 
 
-def _missing(given: Any, used: list[str], state: tuple[str, ...]) -> dict[str, MissingPolicy]:
+def _missing(
+    given: MissingPolicy | Mapping[str, MissingPolicy], used: list[str], state: tuple[str, ...]
+) -> dict[str, MissingPolicy]:
     by_column = dict(given) if isinstance(given, Mapping) else {}
     for name in by_column:
         if name not in used:
@@ -111,12 +113,12 @@ def _missing(given: Any, used: list[str], state: tuple[str, ...]) -> dict[str, M
         check_word("missing", policy, MISSING_POLICIES)
         if is_word(policy, "impute") and name not in state:
             if name in by_column:
-                raise ValueError(f"missing: {name!r} is no state column, and only those can be imputed")
+                raise ValueError(f"missing: {name!r} is not a state column, and only those can be imputed")
             policies[name] = "refuse"
     return policies
 
 
-def _name(key: str, given: Any) -> str | None:
+def _name(key: str, given: object) -> str | None:
     if given is None and key != "episode":
         return None
     if not isinstance(given, str) or not given or has_control_characters(given):
@@ -124,8 +126,8 @@ def _name(key: str, given: Any) -> str | None:
     return given
 
 
-def _names(key: str, given: Any) -> tuple[str, ...]:
+def _names(key: str, given: object) -> tuple[str, ...]:
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names:
-        raise ValueError(f"columns: {key} must be one or several names of columns, got {shown(given)}")
+        raise ValueError(f"columns: {key} must be a column name or a list of them, got {shown(given)}")
     return tuple(str(_name(key, name or "")) for name in names)

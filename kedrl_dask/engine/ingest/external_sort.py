@@ -1,8 +1,8 @@
-"""Rows in any order, sorted by episode with a part of them in memory.
+"""An external sort of rows by episode, with part of them in memory.
 
-Rows are put into buckets by ranges of episodes, each a file, so that a bucket holds whole episodes and fits
-in memory: then bucket after bucket is sorted. The order that results is that of episodes and steps, whatever
-the edges of the ranges are; these only decide how even the buckets are.
+Rows are distributed to buckets by ranges of episodes, each a file, so that a bucket holds whole episodes and
+fits in memory; then the buckets are sorted one after another. The resulting order does not depend on the
+boundaries of the ranges, which only decide how even the buckets are.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from kedrl_dask.utils.arrays import Array
 __all__ = ["Buckets"]
 
 
-#: Bytes of a bucket, about, and of the rows that wait to be written to one; and the most files open at once.
+#: Approximate bytes of a bucket, and of the rows waiting to be written to it; and most files open at once.
 BUCKET_BYTES, WAITING_BYTES, MOST_BUCKETS = 2**26, 2**20, 400
 
 
 class Buckets:
-    """Files of rows by ranges of episodes; used in a ``with`` statement, at whose end they are closed.
+    """Files of rows by ranges of episodes; a context manager that closes them at its end.
 
     Parameters
     ----------
     folder : Path
         An empty directory for the files.
     sample : array
-        Episodes of some rows, sorted.
+        Sorted episodes of some rows.
     n_bytes : int
-        Of all rows, about.
+        Approximate size of all rows.
     """
 
     def __init__(self, folder: Path, sample: Array, n_bytes: int) -> None:
         n_buckets = int(np.clip(-(-n_bytes // BUCKET_BYTES), 1, MOST_BUCKETS))
-        # An edge is the first episode of its bucket, so that none is divided.
+        # An edge is the first episode of its bucket, so that no episode is divided.
         places = np.arange(1, n_buckets) * len(sample) // n_buckets
         self._edges = np.unique(sample[places]) if n_buckets > 1 else sample[:0]
         self._folder = folder
@@ -55,7 +55,7 @@ class Buckets:
             file.close()
 
     def add(self, rows: Mapping[str, Array]) -> None:
-        """Put rows into their buckets; ``episode`` says which."""
+        """Distribute rows to their buckets by ``episode``."""
         bucket = self._bucket_of(rows["episode"])
         order = np.argsort(bucket, kind="stable")
         batch = pa.RecordBatch.from_arrays([pa.array(values[order]) for values in rows.values()], list(rows))
@@ -79,7 +79,7 @@ class Buckets:
         self._files[number].write_table(table)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
-        """Bucket after bucket in the order of episodes; each file is removed once it is read."""
+        """Yield the buckets in the order of episodes, removing each file once it is read."""
         for number in list(self._waiting):
             self._write(number)
         for number in sorted(self._files):

@@ -1,6 +1,6 @@
-"""The first reading of a table: every value is looked at, and what the second one has to know is gathered.
+"""The first pass over a table, which checks every value and gathers what the second pass needs.
 
-Nothing here depends on the order of the rows: levels are sorted, and sums are exact.
+Nothing depends on the order of the rows: levels are sorted, and sums are exact.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,27 +18,27 @@ from kedrl_dask.engine.data.validation import DataError
 from kedrl_dask.engine.ingest.columns import Columns
 from kedrl_dask.engine.ingest.parsing import Kinds, Parsed, kinds_of, parse
 from kedrl_dask.engine.ingest.readers import Piece, Source
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Vector
 
 __all__ = ["ExactSum", "Survey", "survey"]
 
 
-#: Most levels of a categorical column: each becomes a column of the state.
+#: Most levels of a categorical column, each of which becomes a column of the state.
 MOST_LEVELS = 1_000
-#: Episodes of rows at equal distances, from which the edges of the buckets are taken.
+#: Most rows, at equal distances, whose episodes determine the edges of the buckets.
 SAMPLED = 2**16
-#: Bits of a float's mantissa, in two halves whose sums over a piece are exact.
+#: Bits of a float's mantissa, and of one of the halves whose sums over a piece are exact.
 MANTISSA, HALF = 53, 27
 
 
 class ExactSum:
-    """Sum of floats without any rounding, so that it does not depend on their order."""
+    """Exact sum of floats, which does not depend on their order."""
 
     def __init__(self) -> None:
         self.count = 0
         self._by_exponent: Counter[int] = Counter()
 
-    def add(self, values: Array) -> None:
+    def add(self, values: Vector) -> None:
         """Add finite numbers."""
         mantissa, exponent = np.frexp(values)
         whole = (mantissa * 2.0**MANTISSA).astype(np.int64)
@@ -59,14 +59,14 @@ class ExactSum:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the first reading found.
+    """Findings of the first pass.
 
     Attributes
     ----------
     n_rows : int
     kinds : Kinds
     episodes : array
-        Of some rows, sorted.
+        Sorted episodes of some rows.
     encoding : Encoding
     """
 
@@ -79,7 +79,7 @@ class Survey:
 def survey(
     source: Source, columns: Columns, standardised: Sequence[Part], advance: Callable[..., None]
 ) -> Survey:
-    """Read all rows once, and refuse what cannot be stored."""
+    """Read all rows once, and refuse values that cannot be stored."""
     found = _Found(columns)
     for piece in source.pieces(columns.names):
         kinds = found.settle(kinds_of(piece, columns), piece)
@@ -95,7 +95,7 @@ def survey(
 
 
 class _Found:
-    """What was found so far."""
+    """Findings so far."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns, self.n_rows, self._stride = columns, 0, 1
@@ -104,10 +104,10 @@ class _Found:
         self.with_missing: set[str] = set()
         self._is_text = False
         self._order: Literal["number", "timestamp"] | None = None
-        self._sampled: list[Any] = []
+        self._sampled: list[int | str] = []
 
     def settle(self, own: Kinds, piece: Piece) -> Kinds:
-        """How a piece is to be read: its episodes by themselves, times as in the first piece that has any."""
+        """Return how to read a piece: its episodes on their own, times as in the first piece with any."""
         self._is_text |= own.episode == "text"
         order = piece.columns[self.columns.order]
         if self._order is None and order.null_count < len(order):
@@ -116,11 +116,11 @@ class _Found:
 
     @property
     def kinds(self) -> Kinds:
-        """How all pieces are to be read: text if anywhere there is text that is no integer."""
+        """How to read all pieces: episodes are text if any of them is not an integer."""
         return Kinds("text" if self._is_text else "integer", self._order or "number")
 
     def add(self, rows: Parsed, file: str) -> None:
-        """Take in the rows of a piece."""
+        """Add the rows of a piece."""
         for name, total in self.sums.items():
             present = rows.numbers[name][~np.isnan(rows.numbers[name])]
             total.add(present)
@@ -142,13 +142,13 @@ class _Found:
 
     @property
     def episodes(self) -> Array:
-        """Those of some rows, sorted."""
+        """Sorted episodes of some rows."""
         if self._is_text:
             return np.array(sorted(str(level_text(value)) for value in self._sampled), dtype=object)
         return np.sort(np.array(self._sampled, dtype=np.int64))
 
     def column(self, name: str, file: str) -> StateColumn:
-        """What becomes of a column of the state."""
+        """Return the encoding of a state column."""
         is_missing = name in self.with_missing
         if name in self.levels:
             if not self.levels[name]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -17,18 +16,18 @@ from kedrl_dask.engine.ingest.columns import Columns, MissingPolicy
 from kedrl_dask.engine.ingest.external_sort import Buckets
 from kedrl_dask.engine.ingest.first_pass import Survey, survey
 from kedrl_dask.engine.ingest.parsing import Parsed, parse
-from kedrl_dask.engine.ingest.readers import Source, open_source
+from kedrl_dask.engine.ingest.readers import Source, TableLike, open_source
 from kedrl_dask.engine.storage.atomic import PathLike, atomic_directory, check_vacant
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_word
-from kedrl_dask.utils.progress import Reporter
+from kedrl_dask.utils.progress import ProgressMode, Reporter
 
 __all__ = ["Ingested", "ingest"]
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """What became of the rows of a table."""
+    """Numbers of rows read, rows stored, and episodes and rows dropped."""
 
     rows: int
     stored: int
@@ -38,21 +37,21 @@ class Ingested:
 
 def ingest(
     path: PathLike,
-    source: Any,
-    columns: Mapping[str, Any],
+    source: TableLike,
+    columns: Mapping[str, object],
     categorical: Sequence[str] | str = (),
     missing: MissingPolicy | Mapping[str, MissingPolicy] = "refuse",
     standardise: Sequence[Part] | Part = (),
     lone_rows: str = "refuse",
     format: str | None = None,
     chunk_rows: int = 16_384,
-    progress: Any = "auto",
+    progress: ProgressMode = "auto",
 ) -> Ingested:
     """Store a table as transitions; the store appears at its path when it is complete.
 
     Stored rows are sorted by episode and step, whatever the format and the order of the table. Memory does
-    not grow with its rows: they are sorted through files beside the store, which take about as much room as
-    it, by buckets of whole episodes.
+    not grow with the number of rows, which are sorted through files beside the store in buckets of whole
+    episodes; these take about as much space as the store.
 
     Parameters
     ----------
@@ -63,26 +62,26 @@ def ingest(
         (``key=value``): Parquet, CSV (also tab-separated ``.tsv``, and ``.gz``) or Arrow (Feather).
     columns : dict
         Names of columns by meaning. ``episode``: integers, which are kept, or text, which is numbered in
-        its order. ``step``: integers that rise by one within an episode; or ``time``: numbers or timestamps
-        that rise, of which steps 0, 1, 2, … are made. ``state``, ``action`` and ``reward``: one or several
-        columns. ``terminated``: true on the last row of episodes that ended for good. ``truncated``: true on
-        the last row of episodes that were cut off; it changes nothing but that rows after it are refused.
+        alphabetical order. ``step``: integers that rise by one within an episode; or ``time``: rising numbers
+        or timestamps, which are replaced by steps 0, 1, 2, …. ``state``, ``action`` and ``reward``: one or
+        several columns. ``terminated``: true on the last row of episodes that ended. ``truncated``: true on
+        the last row of episodes that were cut off; its only effect is that rows after it are refused.
     categorical : sequence of str
-        State columns that are encoded by their levels, a column of zeros and ones for each, in sorted order.
-        All others must be numbers, or flags.
+        State columns that are encoded by their levels, with a column of zeros and ones for each, in sorted
+        order. All others must be numbers or flags.
     missing : {"refuse", "drop", "impute"} or dict
-        What becomes of missing values, in all columns or by column: an error; the episode is left out; or,
-        in state columns, the mean of the column (no level, for a categorical one) stands there and a further
-        column tells where. In all others "impute" refuses.
+        Treatment of missing values, in all columns or by column: an error; omission of the episode; or, in
+        state columns, replacement by the mean of the column (by no level, if it is categorical), with a
+        further column that indicates where. In other columns "impute" refuses.
     standardise : sequence of {"state", "action", "reward"}
-        Parts whose columns are to count in standard deviations where lengths of kernels are given. Numbers
-        are stored as they are, so that every output is in the table's units: see
+        Parts for whose columns the lengths of kernels are given in standard deviations. Numbers are stored
+        unchanged, so that every output is in the table's units: see
         :mod:`kedrl_dask.engine.data.encoding`.
-        Automatic kernels have lengths in proportion to the deviations in any case.
+        Automatic kernels have lengths proportional to the deviations in any case.
     lone_rows : {"refuse", "drop"}
-        What becomes of episodes of one row that is not terminated: they have no transition.
+        Treatment of episodes of one row that is not terminated, which have no transition.
     format : {"parquet", "csv", "arrow"}, optional
-        If the names of files do not tell.
+        Needed if the file names do not tell.
     chunk_rows : int
         Rows per stored chunk, the unit of reading.
     progress : {"auto", "bars", "log", "none"}
@@ -90,7 +89,7 @@ def ingest(
     Raises
     ------
     DataError
-        Naming file, row (from 0, without a header) and column; nothing is left behind.
+        Naming file, row (from 0, not counting a header) and column; no files are left behind.
     """
     path = check_vacant(path)
     named = Columns.build(columns, categorical, missing)
@@ -117,7 +116,7 @@ def ingest(
 
 
 def _typed_rows(source: Source, columns: Columns, found: Survey) -> Iterator[dict[str, Array]]:
-    """The second reading: rows as columns of numbers, with the place that each came from."""
+    """Yield the rows of the second pass as columns of numbers, with the place of each in the table."""
     levels = {column.name: column.levels for column in found.encoding.state if column.levels is not None}
     for piece in source.pieces(columns.names):
         rows = parse(piece, columns, found.kinds, source.files)
@@ -134,8 +133,8 @@ def _typed_rows(source: Source, columns: Columns, found: Survey) -> Iterator[dic
 
 
 def _values(rows: Parsed, levels: Mapping[str, tuple[str, ...]]) -> dict[str, Array]:
-    """Numbers, and positions among all levels of the table."""
-    found = dict(rows.numbers)
+    """Return numbers, and positions among all levels of the table."""
+    found: dict[str, Array] = dict(rows.numbers)
     for name, own in rows.levels.items():
         places = np.searchsorted(np.array(levels[name], dtype=object), np.array(own.texts, dtype=object))
         found[name] = np.append(places, MISSING).astype(np.int32)[own.position]
@@ -165,7 +164,7 @@ def _write(
                 _checked(rows, source)
                 for start in range(0, len(rows["row"]), chunk_rows):
                     part = {name: values[start : start + chunk_rows] for name, values in rows.items()}
-                    writer.append(**_encoded(part, found.encoding))
+                    writer.append_checked(_encoded(part, found.encoding))
                 n_stored += len(rows["row"])
             advance(n_read)
         if n_stored == 0:
@@ -177,7 +176,7 @@ def _write(
 
 
 def _kept(rows: dict[str, Array], drop_lone: bool) -> tuple[dict[str, Array], int]:
-    """Rows sorted by episode and order, without episodes that are dropped; and how many these were."""
+    """Return the rows sorted by episode and order, without dropped episodes, and the number of these."""
     texts, episode = np.unique(rows["episode"], return_inverse=True)
     order = np.lexsort((rows["order"], episode))
     is_dropped = np.zeros(len(texts), dtype=bool)
@@ -192,7 +191,7 @@ def _kept(rows: dict[str, Array], drop_lone: bool) -> tuple[dict[str, Array], in
 
 
 def _sequenced(rows: dict[str, Array], has_steps: bool, is_text: bool, first: int) -> dict[str, Array]:
-    """Numbers in place of the names of episodes, in their order; and steps in place of times."""
+    """Replace the names of episodes by numbers in the same order, and times by steps."""
     if is_text:
         rows["episode"] = first + np.unique(rows["episode"], return_inverse=True)[1]
     starts = np.flatnonzero(np.diff(rows["episode"], prepend=rows["episode"][0] - 1))
@@ -202,7 +201,7 @@ def _sequenced(rows: dict[str, Array], has_steps: bool, is_text: bool, first: in
 
 
 def _checked(rows: dict[str, Array], source: Source) -> None:
-    """Refuse rows that form no episodes, by their own places in the table."""
+    """Refuse rows that do not form episodes, naming their places in the table."""
 
     def where(i: int) -> str:
         return f"row {rows['row'][i]} of {source.files[rows['file'][i]]}"
@@ -213,21 +212,21 @@ def _checked(rows: dict[str, Array], source: Source) -> None:
         i = int(np.argmax(ties))
         raise DataError(
             f"{where(i)} and {where(i + 1)} have the same episode and the same step or time, "
-            f"{rows['order'][i]}, expected every one once; remove one of the two rows"
+            f"{rows['order'][i]}, expected each once; remove one of the two rows"
         )
     cut = rows["truncated"][:-1] & follows
     if cut.any():
         i = int(np.argmax(cut))
         raise DataError(
-            f"{where(i)} is truncated but {where(i + 1)} goes on with its episode, expected it on the last "
-            "row of an episode only; clear the flag, or give later rows another episode"
+            f"{where(i)} is truncated but {where(i + 1)} continues its episode, expected the flag on the "
+            "last row of an episode only; clear it, or give later rows another episode"
         )
-    # Episodes are whole in a bucket: what came before it has been checked.
+    # A bucket holds whole episodes, so that no earlier row matters.
     check_end(check_sequence(rows, where, None), where(len(rows["row"]) - 1))
 
 
 def _encoded(rows: dict[str, Array], encoding: Encoding) -> dict[str, Array]:
-    """Arrays as a writer takes them."""
+    """Return arrays for a writer, which need no further checks than those of parsing."""
     state = [column.expand(rows[f"value {column.name}"]) for column in encoding.state]
     return {
         "state": np.hstack(state),

@@ -1,11 +1,11 @@
-"""Columns of a piece as numbers, whatever their types; what is no number is named by file, row and column."""
+"""Conversion of the columns of a piece to numbers, with errors that name file, row and column."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,13 @@ from kedrl_dask.engine.data.encoding import level_text
 from kedrl_dask.engine.data.validation import LARGEST, DataError
 from kedrl_dask.engine.ingest.columns import Columns
 from kedrl_dask.engine.ingest.readers import Piece
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Indices, Mask, Vector
 from kedrl_dask.utils.checks import has_control_characters, shown
 
 __all__ = ["Kinds", "Levels", "Parsed", "kinds_of", "parse"]
 
 
-#: Texts that are integers, and written in one way only: others would make one episode of two.
+#: Canonical texts of integers: if several texts meant one integer, two episodes would become one.
 INTEGER = r"^-?(0|[1-9][0-9]{0,17})(\.0+)?$"
 _FLAGS = {"true": True, "True": True, "TRUE": True, "1": True, "1.0": True}
 _FLAGS |= {"false": False, "False": False, "FALSE": False, "0": False, "0.0": False}
@@ -30,7 +30,7 @@ _EXACT = 2.0**53
 
 @dataclass(frozen=True)
 class Kinds:
-    """How a table numbers its episodes and orders their rows.
+    """The types of episodes and of their order in a table.
 
     Attributes
     ----------
@@ -44,48 +44,46 @@ class Kinds:
 
 @dataclass(frozen=True)
 class Levels:
-    """A categorical column: texts, and the position of each row's own among them, −1 where it is missing."""
+    """A categorical column: its texts, and each row's position among them, −1 where it is missing."""
 
     texts: list[str]
-    position: Array
+    position: Indices
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """Rows of a piece as numbers.
+    """The rows of a piece as numbers.
 
     Attributes
     ----------
     episode : (n,) array of int64, or of text
     order : (n,) array
-        Steps or times; anything where missing.
+        Steps or times; arbitrary where missing.
     numbers : dict
         Columns of numbers, NaN where missing.
     levels : dict
         Categorical columns.
     terminated, truncated : (n,) bool arrays
     dropped : (n,) bool array
-        Rows whose episodes are to be dropped.
+        Whether the row's episode is to be dropped.
     """
 
     episode: Array
     order: Array
-    numbers: dict[str, Array]
+    numbers: dict[str, Vector]
     levels: dict[str, Levels]
-    terminated: Array
-    truncated: Array
-    dropped: Array
+    terminated: Mask
+    truncated: Mask
+    dropped: Mask
 
 
 def kinds_of(piece: Piece, columns: Columns) -> Kinds:
-    """What the episodes and the order of one piece are by themselves."""
+    """Return the types of episodes and order in one piece on its own."""
     episode, order = _plain(piece.columns[columns.episode]), _plain(piece.columns[columns.order])
-    is_text = pa.types.is_string(episode.type)
-    # Of text that is integers, so that CSV and other formats agree.
-    if is_text and not pc.all(pc.match_substring_regex(episode.drop_null(), INTEGER)).as_py():
-        is_integer = len(episode.drop_null()) == 0
-    else:
-        is_integer = True
+    # Text counts as integers where it can, so that CSV and other formats agree.
+    is_integer = not pa.types.is_string(episode.type) or bool(
+        pc.all(pc.match_substring_regex(episode.drop_null(), INTEGER), min_count=0).as_py()
+    )
     is_time = pa.types.is_temporal(order.type)
     if pa.types.is_string(order.type) and not columns.has_steps:
         first = order.drop_null()[:1]
@@ -94,7 +92,7 @@ def kinds_of(piece: Piece, columns: Columns) -> Kinds:
 
 
 def parse(piece: Piece, columns: Columns, kinds: Kinds, files: Sequence[str]) -> Parsed:
-    """All columns of a piece, refused with the row where a value cannot be used."""
+    """Return all columns of a piece, or raise an error that names the row of a value that cannot be used."""
     reader = _Reader(piece, columns, files)
     terminated, truncated = (
         reader.flags(name) if name else np.zeros(len(piece), dtype=bool)
@@ -127,8 +125,8 @@ class _Reader:
             f"{expected}; {remedy}"
         )
 
-    def _settle(self, name: str, missing: Array, expected: str) -> None:
-        """Do with missing values of a column what its policy says."""
+    def _settle(self, name: str, missing: Mask, expected: str) -> None:
+        """Treat the missing values of a column according to its policy."""
         if not missing.any():
             return
         policy = self._columns.missing[name]
@@ -141,8 +139,8 @@ class _Reader:
             )
             raise self._refuse(name, int(np.argmax(missing)), expected, remedy)
 
-    def numbers(self, name: str) -> Array:
-        """Numbers of a column, NaN where missing."""
+    def numbers(self, name: str) -> Vector:
+        """Return the numbers of a column, NaN where missing."""
         values = self._floats(name, "a number", self._remedy(name))
         missing = np.isnan(values)
         wrong = ~missing & ~(np.abs(values) <= LARGEST)
@@ -158,7 +156,7 @@ class _Reader:
             return f"correct it, or name {name!r} in categorical if it has levels"
         return "correct it"
 
-    def _floats(self, name: str, expected: str, remedy: str) -> Array:
+    def _floats(self, name: str, expected: str, remedy: str) -> Vector:
         array = self._arrays[name]
         if pa.types.is_temporal(array.type):
             raise self._refuse(name, 0, expected, "convert the column to numbers")
@@ -166,7 +164,7 @@ class _Reader:
         return _to_numpy(self._cleaned(name, expected, remedy) if values is None else values, np.nan)
 
     def _cleaned(self, name: str, expected: str, remedy: str) -> pa.Array:
-        """Text as numbers where spaces stand around some, or some are flags; refused if any is neither."""
+        """Convert text to numbers after removing spaces around it and replacing flags, or raise an error."""
         array = pc.utf8_trim_whitespace(self._arrays[name])
         array = pc.if_else(pc.equal(array, ""), None, array)
         for text, number in (("true", "1"), ("false", "0")):
@@ -177,7 +175,7 @@ class _Reader:
         raise self._refuse(name, _first_wrong(array, lambda one: one.cast(pa.float64())), expected, remedy)
 
     def levels(self, name: str) -> Levels:
-        """Texts of a categorical column."""
+        """Return the texts of a categorical column."""
         encoded = self._arrays[name].dictionary_encode()
         texts = [level_text(value) for value in encoded.dictionary.to_pylist()]
         for i, text in enumerate(texts):
@@ -205,7 +203,7 @@ class _Reader:
         return np.array([*values, False], dtype=bool)[indices]
 
     def episode(self, kind: str) -> Array:
-        """Integers, or texts as Python objects."""
+        """Return the episodes as integers, or as Python strings."""
         name, array = self._columns.episode, self._arrays[self._columns.episode]
         remedy = "give every row the number or name of its episode"
         if array.null_count:
@@ -225,7 +223,7 @@ class _Reader:
         return _to_numpy(values, 0)
 
     def order(self, kind: str) -> Array:
-        """Steps as integers; times as integers of nanoseconds, or as numbers."""
+        """Return steps as integers; times as integers in nanoseconds, or as numbers."""
         name, array = self._columns.order, self._arrays[self._columns.order]
         expected = "a step" if self._columns.has_steps else "a time"
         if kind == "timestamp":
@@ -255,7 +253,7 @@ class _Reader:
 
 
 def _plain(array: pa.Array, file: str = "", name: str = "") -> pa.Array:
-    """The array with one of a few types: numbers, flags, times or text."""
+    """Return the array as one of a few types: numbers, flags, times or text."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _plain(array.dictionary_decode(), file, name)
@@ -274,24 +272,24 @@ def _plain(array: pa.Array, file: str = "", name: str = "") -> pa.Array:
 
 
 def _as_timestamp(array: pa.Array) -> pa.Array:
-    """Times in nanoseconds; of a time zone, in UTC."""
+    """Return times in nanoseconds, in UTC if they have a time zone."""
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         array = array.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.timestamp(kind.unit))
     return array.cast(pa.timestamp("ns"))
 
 
-def _to_numpy(array: pa.Array, missing: Any) -> Array:
+def _to_numpy(array: pa.Array, missing: float) -> Array:
     return np.asarray(pc.fill_null(array, missing).to_numpy(zero_copy_only=False))
 
 
-def _first_wrong(array: pa.Array, convert: Callable[[pa.Array], Any]) -> int:
-    """The first row that cannot be converted by itself, where some cannot."""
+def _first_wrong(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> int:
+    """Return the first row that cannot be converted on its own; there must be one."""
     return next(row for row in range(len(array)) if _try(partial(convert, array[row : row + 1])) is None)
 
 
-def _try(function: Callable[[], Any]) -> Any:
-    """What Arrow makes of it; None if it cannot."""
+def _try(function: Callable[[], pa.Array]) -> pa.Array | None:
+    """Return the result of a conversion, or None if Arrow refuses it."""
     try:
         return function()
     except pa.ArrowException:

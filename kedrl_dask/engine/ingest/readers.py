@@ -1,8 +1,8 @@
-"""Tables that somebody else may have written, read piece by piece.
+"""Untrusted tables, read piece by piece.
 
-Readers of one file after the other are used, and not ``pyarrow.dataset``, whose scanner reads ahead and
-decodes whole row groups: here memory depends on the piece alone. CSV files are read as text, because a type
-guessed from their first rows may not be that of the others.
+Files are read one after another, rather than with ``pyarrow.dataset``, whose scanner reads ahead and decodes
+whole row groups: here memory depends on the piece alone. CSV files are read as text, because a type inferred
+from their first rows may not fit the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote
 
 import pandas as pd
@@ -22,23 +22,25 @@ from kedrl_dask.engine.data.validation import DataError
 from kedrl_dask.engine.storage.untrusted import MOST_FILE_BYTES, check_file, checked_path
 from kedrl_dask.utils.checks import check_word, cut, has_control_characters, shown
 
-__all__ = ["FORMATS", "Piece", "Source", "open_source"]
+__all__ = ["FORMATS", "Piece", "Source", "TableLike", "open_source"]
 
-#: Rows read at a time, at most, and bytes of CSV.
+TableLike = object  # a pandas DataFrame, a pyarrow Table or a path; pyarrow is untyped
+
+#: Most rows read at a time, and bytes of CSV.
 PIECE_ROWS, CSV_BLOCK = 65_536, 2**23
-#: File names of each format.
+#: File name extensions of each format.
 FORMATS: dict[str, tuple[str, ...]] = {
     "parquet": (".parquet", ".pq", ".parq"),
     "csv": (".csv", ".tsv", ".csv.gz", ".tsv.gz"),
     "arrow": (".arrow", ".feather", ".ipc"),
 }
-#: What counts as missing in a CSV file.
+#: Texts that count as missing in a CSV file.
 MISSING_TEXTS = ["", "NA", "N/A", "NaN", "nan", "NULL", "null", "None"]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a file: its number, the number of the first row, and the columns by name."""
+    """Some rows of a file: the file's number, the number of the first row, and the columns by name."""
 
     file: int
     first: int
@@ -57,11 +59,11 @@ class Source(Protocol):
         """Names of the parts."""
 
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
-        """The named columns, some rows at a time; the same rows in the same order each time."""
+        """Yield the named columns, some rows at a time, in the same order each time."""
 
 
-def open_source(source: Any, format: str | None = None) -> Source:
-    """A pandas DataFrame, a pyarrow Table, a file, or a directory of files of one format."""
+def open_source(source: TableLike, format: str | None = None) -> Source:
+    """Open a pandas DataFrame, a pyarrow Table, a file, or a directory of files of one format."""
     if isinstance(source, pd.DataFrame):
         return _Frame(source)
     if isinstance(source, pa.Table):
@@ -74,7 +76,7 @@ def open_source(source: Any, format: str | None = None) -> Source:
 def _select(names: Sequence[str], found: Sequence[str], where: str) -> None:
     for name in names:
         if list(found).count(name) != 1:
-            problem = "is not there" if name not in found else "is there twice"
+            problem = "does not exist" if name not in found else "exists twice"
             raise DataError(
                 f"{where}: column {name!r} {problem}; the columns are {cut(', '.join(map(repr, found)))}"
             )
@@ -122,7 +124,7 @@ class _Arrow:
 
 
 class _Files:
-    """Files of one format; columns that directories name as key=value belong to every row below them."""
+    """Files of one format; a directory named key=value gives a column to every row below it."""
 
     def __init__(self, root: Path, paths: list[Path], format: str) -> None:
         self.files = [str(path) for path in paths]
@@ -158,10 +160,10 @@ def _files(path: Path, format: str | None) -> _Files:
     chosen = format or next(iter(formats), None)
     paths = sorted(entry for entry in below if not entry.is_dir() and _named_format(entry) == chosen)
     if chosen is None or not paths:
-        raise ValueError(f"{path}: has no files of a table, {_known()}; give a file, or their directory")
+        raise ValueError(f"{path}: contains no table, {_known()}; give a file, or the directory of several")
     for entry in paths:
         if has_control_characters(str(entry)):
-            raise ValueError(f"{path}: has a file {shown(entry.name)}, whose name has control characters")
+            raise ValueError(f"{path}: the file name {shown(entry.name)} has control characters; rename it")
         check_file(entry, MOST_FILE_BYTES)
     return _Files(path, paths, chosen)
 
@@ -177,7 +179,7 @@ def _named_format(path: Path) -> str | None:
 def _format_of(path: Path) -> str:
     found = _named_format(path)
     if found is None:
-        raise ValueError(f"{path}: its name does not tell its format, {_known()}; give format")
+        raise ValueError(f"{path}: has no known file name extension, {_known()}; give format")
     return found
 
 
@@ -186,7 +188,7 @@ def _known() -> str:
 
 
 def _partition(folders: Sequence[str]) -> dict[str, str | None]:
-    """Keys and values that directories have in their names, as Hive writes them."""
+    """Return the keys and values in the names of directories, as Hive writes them."""
     pairs = [folder.split("=", 1) for folder in folders if "=" in folder]
     return {
         unquote(key): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
@@ -195,14 +197,14 @@ def _partition(folders: Sequence[str]) -> dict[str, str | None]:
 
 
 class _Reading:
-    """How many rows of a file were read."""
+    """Number of rows of a file read so far."""
 
     row = 0
 
 
 @contextmanager
 def _reported(path: Path) -> Iterator[_Reading]:
-    """Whatever a reader makes of a file that anybody may have written, as an error that names it."""
+    """Turn any error of a reader of an untrusted file into one that names the file."""
     reading = _Reading()
     try:
         yield reading
@@ -227,7 +229,7 @@ def _arrow(path: Path, names: list[str]) -> Iterator[pa.RecordBatch]:
         _select(names, file.schema.names, str(path))
         for i in range(file.num_record_batches):
             batch = file.get_batch(i).select(names)
-            batch.validate(full=True)  # lengths and offsets are the file's own words until then
+            batch.validate(full=True)  # lengths and offsets are untrusted until then
             for first in range(0, len(batch), PIECE_ROWS):
                 yield batch.slice(first, PIECE_ROWS)
 

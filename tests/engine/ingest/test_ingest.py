@@ -248,7 +248,7 @@ def test_bad_sequence__is_named_by_the_rows_of_the_table(tmp_path):
     for column, value, message in [
         ("t", 0, f"row {first} of .*a.csv and row {second} of .*same episode and the same step or time, 0"),
         ("done", True, "goes on with episode -7"),
-        ("cut", True, "is truncated but row 1 of .* goes on with its episode"),
+        ("cut", True, "is truncated but row 1 of .* continues its episode"),
         ("t", 77, "row . of .*a.csv has step"),
     ]:
         row = first if column != "t" else second
