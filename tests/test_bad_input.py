@@ -831,7 +831,7 @@ COMMANDS = {
     ),
     "simulate over a model": (
         ["simulate", "{saved}", "--transitions", "9", "--overwrite"],
-        "no complete trans",
+        "not a complete trans",
     ),
     "simulate below a file": (
         ["simulate", "{store}/zarr.json/x", "--transitions", "9"],
