@@ -21,37 +21,6 @@ if TYPE_CHECKING:
 
     from kedrl_dask.utils.arrays import Record
 
-__all__ = [
-    "BAD_INPUT",
-    "BUSY",
-    "DRIFT",
-    "EXIT_CODES",
-    "INTERRUPTED",
-    "NOT_CONVERGED",
-    "REFUSED",
-    "STOPPED",
-    "SUCCESS",
-    "TERMINATED",
-    "UNWELL",
-    "VERBS",
-    "Option",
-    "Parser",
-    "Verb",
-    "count",
-    "failures",
-    "given",
-    "log_lines",
-    "number",
-    "option",
-    "path",
-    "positive",
-    "print_out",
-    "replicates",
-    "show",
-    "workers",
-    "written",
-]
-
 #: What each verb does; the module of its name, imported when the verb is given, declares it as ``VERB``.
 VERBS = {
     "demo": "simulate the paper's system, fit it, and compare with the truth; about a minute",

@@ -9,20 +9,6 @@ import argparse
 
 from kedrl_dask.cli.common import Option, count, number, option, path, positive, workers
 
-__all__ = [
-    "CHUNK_ROWS",
-    "JSON",
-    "MEMORY",
-    "NO_PLOTS",
-    "OVERWRITE",
-    "SEED",
-    "STORE",
-    "WORKERS",
-    "cluster",
-    "pair",
-    "patience",
-]
-
 JSON = option(
     "print the summary as JSON, and nothing else, to standard output; progress still goes to standard error",
     action="store_true",

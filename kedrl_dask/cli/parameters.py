@@ -9,8 +9,6 @@ from kedrl_dask.estimator.constraints import Parameter, declared
 from kedrl_dask.estimator.fit.parameters import Parameters
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["PARAMETERS", "SETTINGS", "given_parameters"]
-
 
 def _option(name: str, about: Parameter) -> Option:
     """The option of a parameter, whose default is that of KEDRL."""

@@ -38,9 +38,6 @@ from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import as_numbers, has_control_characters, shown
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["compare"]
-
-
 #: Transitions on which actions are compared.
 OVERLAP_SAMPLE = 2_000
 #: Numbers of all replicates that are in memory at once, and laws that a task recovers.

@@ -15,8 +15,6 @@ from kedrl_dask.estimator.fitted.findings import Finding
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.laws.recovery import Recovered
 
-__all__ = ["Comparison"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:

@@ -13,9 +13,6 @@ from kedrl_dask.estimator.fitted.results import text
 from kedrl_dask.numerics.laws.summaries import SUMMARIES, Summaries
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["INTERVAL_PARTS", "contrasts", "dominance", "intervals"]
-
-
 #: Difference of distribution functions below which they count as equal.
 DOMINANCE_TOLERANCE = 0.01
 #: A summary, and with a bootstrap its standard error and the ends of its interval.

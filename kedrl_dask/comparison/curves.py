@@ -10,8 +10,6 @@ import xarray as xr
 from kedrl_dask.numerics.laws.summaries import seen
 from kedrl_dask.utils.arrays import Real, Vector
 
-__all__ = ["Curve", "Curves", "Estimate", "curves", "differences"]
-
 #: Suffixes of an estimate and of the ends of its interval.
 ENDS = ("", "_low", "_high")
 

@@ -13,9 +13,6 @@ import xarray as xr
 
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["Change", "Drift", "compare_results"]
-
-
 #: Summaries that are compared, each with a threshold of its name.
 SUMMARIES = ("mean", "quantile", "cvar")
 #: Coordinates that must agree for results to be compared.

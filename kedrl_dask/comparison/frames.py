@@ -16,18 +16,6 @@ from kedrl_dask.comparison.contrasts import INTERVAL_PARTS
 from kedrl_dask.engine.storage.atomic import atomic_directory
 from kedrl_dask.numerics.laws.summaries import SUMMARIES
 
-__all__ = [
-    "TABLES",
-    "differences",
-    "distance",
-    "dominance",
-    "overlap",
-    "summaries",
-    "support",
-    "weights",
-    "write_parquet",
-]
-
 #: Attributes of a dataset that go with each of its tables.
 KEPT = (
     "caution",

@@ -46,9 +46,6 @@ from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number, check_
 from kedrl_dask.utils.exceptions import NumericalError
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["Bootstrap", "Draws", "Interval", "run_bootstrap"]
-
-
 #: Replicates whose sums are in memory at once.
 BATCH = 10
 #: Fewest blocks of episodes that replicates can be drawn from.

@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
-from kedrl_dask.engine.data.transitions import pair_rows
+from kedrl_dask.engine.data.transitions import pair_rows as pair_rows
 from kedrl_dask.engine.execute.default import checked_executor
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.streaming_pass import Destination, StreamingPass
@@ -47,9 +47,6 @@ from kedrl_dask.utils.checks import check_number, shown
 from kedrl_dask.utils.exceptions import require_finite
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
-
-__all__ = ["ConditionalEmbedding", "pair_rows"]
-
 
 KIND = "kedrl conditional embedding"
 

@@ -17,20 +17,6 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_
 
 from kedrl_dask.utils.checks import check_count, check_number, check_word, is_word, shown
 
-__all__ = [
-    "Constraint",
-    "Parameter",
-    "check_parameters",
-    "choice",
-    "count",
-    "declared",
-    "documented",
-    "either",
-    "instance",
-    "number",
-    "parameter",
-]
-
 #: The largest size that is accepted; below it, a plan says what a size costs.
 MOST_OF_A_SIZE = 10**6
 

@@ -9,8 +9,6 @@ from kedrl_dask.utils.exceptions import warn
 if TYPE_CHECKING:
     from kedrl_dask.estimator.kedrl import KEDRL
 
-__all__ = ["CallableParameter"]
-
 
 class _CallableWord(str):
     """A word that calls a method of a model; its copies are plain words."""

@@ -18,8 +18,6 @@ from kedrl_dask.numerics.solvers.base import Keeper
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["fit_model"]
-
 
 def fit_model(
     given: Settings,

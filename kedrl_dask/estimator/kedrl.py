@@ -41,8 +41,6 @@ from kedrl_dask.utils.arrays import (
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["KEDRL"]
-
 
 @documented(Settings)
 class KEDRL(FittedAttributes, BaseEstimator):

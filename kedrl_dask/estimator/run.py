@@ -46,16 +46,6 @@ from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.process import Stopped, terminable
 from kedrl_dask.utils.progress import Advance, Reporter
 
-__all__ = [
-    "CHECKPOINT_SECONDS",
-    "Run",
-    "check_input",
-    "is_finished",
-    "open_run",
-    "read_run",
-    "recorded_fit",
-]
-
 KIND = "kedrl run"
 #: Seconds between checkpoints of the solver.
 CHECKPOINT_SECONDS = 10.0

@@ -15,9 +15,6 @@ from kedrl_dask.comparison.curves import Curve, Curves, curves, differences
 from kedrl_dask.numerics.laws.summaries import SUMMARIES
 from kedrl_dask.plots.style import COLOURS, GREY, Figure, line_style
 
-__all__ = ["distribution_functions", "marginals", "policy_differences"]
-
-
 #: Markers of the summaries of a figure of differences, in order.
 MARKERS = ("o", "s", "^", "D")
 #: Rows of a figure of differences, so that it stays readable.

@@ -9,8 +9,6 @@ from kedrl_dask.estimator.fitted.findings import SMALL_ESS
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 
-__all__ = ["density_ratio"]
-
 #: Transitions whose ratios are drawn.
 N_RATIOS = 20_000
 

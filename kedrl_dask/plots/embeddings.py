@@ -14,9 +14,6 @@ from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import ORANGE, Figure
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["embedding_contours", "embedding_surface"]
-
-
 #: Points along each axis.
 N_POINTS = 80
 #: Lines along each axis of the truth's net over a surface.

@@ -13,9 +13,6 @@ from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.solvers import PCG, AdamW, by_name
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 
-__all__ = ["coefficient_mass", "convergence", "embedding_curves", "grid_coverage"]
-
-
 #: Gaps of the criterion below this share of its start are rounding errors: between restarts the solver
 #: updates the value by products in single precision, which are off by up to 3e-8.
 ROUNDING = 1e-7

@@ -11,8 +11,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.theory import feature_quotient, lipschitz_constant
 from kedrl_dask.plots.style import GREY, Figure, line_style
 
-__all__ = ["matern_kernels"]
-
 
 def matern_kernels(
     nus: Sequence[float] = (0.5, 1.5, 2.5, 5.5),

@@ -9,8 +9,6 @@ from matplotlib.lines import Line2D
 from kedrl_dask.numerics.laws.recovery import Recovered
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 
-__all__ = ["recovered_marginals"]
-
 
 def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.ArrayLike | None = None) -> Figure:
     """Density, or masses, and distribution function of each coordinate of a recovered law.

@@ -8,8 +8,6 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["BLUE", "COLOURS", "GREY", "ORANGE", "Figure", "line_style"]
-
 # Okabe and Ito's colours, which people with any common colour blindness can tell apart.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 #: More of them, for several lines in one panel; each has a dash pattern too.

@@ -15,8 +15,6 @@ from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.regression.input_kernel import WORTHWHILE
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 
-__all__ = ["tuning"]
-
 #: Sizes that may be chosen, and whose error is looked at.
 GROWN = {
     "n_landmarks": "Landmarks: sections at other inputs",

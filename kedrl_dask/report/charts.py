@@ -15,9 +15,6 @@ from kedrl_dask.numerics.laws.summaries import SUMMARIES
 from kedrl_dask.plots.style import COLOURS
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["DARK_COLOURS", "MOST_INPUTS", "ChartData", "chart_data", "chart_items"]
-
-
 #: Inputs whose curves a page carries.
 MOST_INPUTS = 30
 #: The colours of the policies on a dark page: as far apart, and lighter.

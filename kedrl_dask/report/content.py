@@ -20,9 +20,6 @@ from kedrl_dask.estimator.fitted.findings import Finding, Refused, fit_evidence,
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["Content", "from_model", "from_results", "read"]
-
-
 #: Name of the policy of a saved model.
 FITTED = "fitted policy"
 #: Inputs of a model for which none are given: shares of the first principal component of its basis.

@@ -21,8 +21,6 @@ from kedrl_dask.report.charts import chart_data, chart_items
 from kedrl_dask.report.content import Content
 from kedrl_dask.report.traffic_lights import checks, overall
 
-__all__ = ["render", "write"]
-
 GENERATOR = f"kedrl {__version__}"
 
 

@@ -11,9 +11,6 @@ from kedrl_dask.numerics.laws.summaries import SUMMARIES
 from kedrl_dask.report.charts import MOST_INPUTS
 from kedrl_dask.report.content import Content
 
-__all__ = ["Cell", "answers", "differences_at", "headings", "question", "summaries_at"]
-
-
 #: Sentences before the tables.
 MOST_SENTENCES = 12
 

@@ -18,8 +18,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.solvers import by_name
 from kedrl_dask.utils.arrays import Record, Vector
 
-__all__ = ["errors_summary", "render", "summary"]
-
 Row = tuple[str, str | Text]
 
 STYLES: dict[Severity, str] = {"refuse": "red", "warn": "yellow", "note": "italic", "good": ""}

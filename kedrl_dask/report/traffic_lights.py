@@ -11,8 +11,6 @@ import numpy as np
 from kedrl_dask.estimator.fitted.findings import CODES, Evidence, Severity, judge
 from kedrl_dask.report.content import Content
 
-__all__ = ["Check", "checks", "overall"]
-
 Light = Literal["green", "amber", "red", "grey"]
 #: What each light says, for those who do not see its colour.
 WORDS: dict[Light, str] = {"green": "good", "amber": "caution", "red": "misleading", "grey": "not judged"}

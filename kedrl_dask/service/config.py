@@ -55,8 +55,6 @@ from kedrl_dask.numerics.solvers import by_name
 from kedrl_dask.service.toml import Key, Toml, read_text, read_toml
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["RunConfig", "config_error", "load_config", "load_policy", "refuse_unknown", "typed"]
-
 T = TypeVar("T")
 
 #: Keys of the file; others are refused.

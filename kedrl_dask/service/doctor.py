@@ -33,9 +33,6 @@ from kedrl_dask.utils.checks import cut
 if TYPE_CHECKING:
     from kedrl_dask.engine.execute.executor import Executor
 
-__all__ = ["Check", "examine", "self_test"]
-
-
 GIB, MIB = 2**30, 2**20
 #: Least memory for a fit of the default size, and speed of a disk below which passes wait for it.
 LEAST_MEMORY, SLOW_DISK = 2 * GIB, 50 * MIB

@@ -43,9 +43,6 @@ from kedrl_dask.service.toml import Toml
 from kedrl_dask.utils.arrays import Actions, Points, Record
 from kedrl_dask.utils.checks import cut
 
-__all__ = ["Schedule", "load_schedule"]
-
-
 #: Largest number of inputs: each has a law, and replicates of it.
 MOST_INPUTS = 100_000
 

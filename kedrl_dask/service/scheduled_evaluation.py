@@ -49,8 +49,6 @@ from kedrl_dask.service.schedule import Schedule
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.progress import ProgressMode, Reporter
 
-__all__ = ["Due", "Outcome", "due", "evaluate"]
-
 logger = logging.getLogger("kedrl_dask")
 
 KIND = "kedrl evaluation"

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["Key", "Toml", "key_lines", "read_text", "read_toml"]
-
 Key = tuple[str, ...]
 
 #: A part of a dotted key: bare, or in quotes.

@@ -16,9 +16,6 @@ from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.studies.profiles import Profile, prepare, settings
 from kedrl_dask.utils.arrays import Actions, Matrices, Matrix, Points, Record, Vector
 
-__all__ = ["FIT_METRICS", "MONTE_CARLO_RETURNS", "POINT_METRICS", "compare", "unshifted_risk"]
-
-
 POINT_METRICS = {
     "bias": "mean signed error of the embedding over the point's evaluation grid",
     "rmse": "root mean square error over that grid",

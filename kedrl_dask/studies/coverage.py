@@ -20,9 +20,6 @@ from kedrl_dask.studies.output import TextTable, print_tables, write_results
 from kedrl_dask.studies.runner import Cell, Outcome, Records, run_cells
 from kedrl_dask.utils.arrays import Mask, Matrix, Points, Record
 
-__all__ = ["REDUCED", "STUDY", "cover", "render", "run"]
-
-
 STUDY = "coverage"
 #: Sizes of a fit that takes seconds; the bootstrap takes as long for every ten replicates.
 REDUCED = {"n_atoms": 100, "n_basis": 150, "n_landmarks": 200, "n_features": 128, "n_conditioning": 1_000}

@@ -29,9 +29,6 @@ from kedrl_dask.studies.cell import parameters_of
 from kedrl_dask.utils.arrays import Matrix, Record, Vector
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["Outcome", "run"]
-
-
 KIND = "kedrl demo"
 #: Files and directories of a demo, in the order in which they are removed; the summary appears last.
 WRITTEN = ("summary.json", "data", "model", "plots", "report.html")

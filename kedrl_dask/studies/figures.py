@@ -14,8 +14,6 @@ from kedrl_dask.studies.profiles import PAPER
 from kedrl_dask.studies.runner import Records
 from kedrl_dask.utils.arrays import Record, Vector
 
-__all__ = ["errors", "monte_carlo", "sensitivity", "simulation"]
-
 TITLES = {"bias": "Bias", "rmse": "RMSE", "mae": "MAE"}
 
 

@@ -16,8 +16,6 @@ from kedrl_dask.engine.storage.manifest import write_json
 from kedrl_dask.plots.style import Figure
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["SECTION", "TextTable", "print_tables", "write_results"]
-
 #: A row that separates sections of a table.
 SECTION: tuple[str, ...] = ()
 

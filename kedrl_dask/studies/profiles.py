@@ -15,8 +15,6 @@ from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import AdamW
 from kedrl_dask.utils.arrays import Atoms, Record
 
-__all__ = ["PAPER", "PROFILES", "Figure", "PaperFigures", "Profile", "prepare", "reward_grid", "settings"]
-
 Profile = Literal["auto", "paper", "paper-exact"]
 PROFILES: tuple[Profile, ...] = ("auto", "paper", "paper-exact")
 

@@ -25,9 +25,6 @@ from kedrl_dask.studies.runner import claim
 from kedrl_dask.utils.arrays import Matrices, Points, Record, Vector
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["OBJECTIVES", "STUDY", "Reservoir", "render", "run"]
-
-
 STUDY = "reservoir"
 ENVIRONMENT = "water-reservoir-v0"
 #: Objectives of the environment that are evaluated, by name: costs, as negative rewards.

@@ -33,8 +33,6 @@ from kedrl_dask.engine.storage.untrusted import check_parent
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["Cell", "Outcome", "Records", "claim", "run_cells"]
-
 KIND = "kedrl study"
 #: File that marks the directory of a study.
 MARK = "study.json"

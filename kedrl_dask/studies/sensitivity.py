@@ -18,8 +18,6 @@ from kedrl_dask.studies.output import SECTION, TextTable, print_tables, write_re
 from kedrl_dask.studies.runner import Cell, Outcome, Records, run_cells
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["FACTORS", "STUDY", "Factor", "cells", "render", "run"]
-
 STUDY = "sensitivity"
 
 

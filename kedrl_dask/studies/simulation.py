@@ -17,8 +17,6 @@ from kedrl_dask.studies.runner import Cell, Outcome, Records, run_cells
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["LABELS", "STUDY", "cells", "render", "run"]
-
 STUDY = "simulation"
 LABELS = ("pair", "profile", "replicate")
 

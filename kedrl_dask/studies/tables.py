@@ -13,8 +13,6 @@ from kedrl_dask.engine.storage.atomic import atomic_directory
 from kedrl_dask.studies.cell import FIT_METRICS, POINT_METRICS
 from kedrl_dask.studies.runner import Records
 
-__all__ = ["across_points", "dataset", "fits_table", "points_table", "write_dataset"]
-
 
 def points_table(records: Records) -> pd.DataFrame:
     """One row for each cell and point, numbered from 1, with the columns of ``POINT_METRICS``."""

@@ -7,28 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Actions",
-    "Array",
-    "Atoms",
-    "Coefficients",
-    "Complex",
-    "Features",
-    "Frequencies",
-    "Indices",
-    "Inputs",
-    "Mask",
-    "Matrices",
-    "Matrix",
-    "Points",
-    "Precision",
-    "Real",
-    "Record",
-    "Vector",
-    "Waves",
-    "Weights",
-]
-
 Array = npt.NDArray[Any]
 """An array of any shape and element type: the columns of a table, the chunks of a store."""
 

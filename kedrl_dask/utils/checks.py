@@ -9,22 +9,6 @@ import numpy as np
 
 from kedrl_dask.utils.arrays import Vector
 
-__all__ = [
-    "MOST_COUNT",
-    "MOST_SEED",
-    "as_numbers",
-    "check_count",
-    "check_number",
-    "check_share",
-    "check_word",
-    "cut",
-    "has_control_characters",
-    "is_word",
-    "printable",
-    "shown",
-]
-
-
 #: Bound on the number of anything in memory, and the largest seed.
 MOST_COUNT, MOST_SEED = 10**9, 2**63 - 1
 #: Unicode categories that move the cursor, end the line or cannot be encoded; and marks that change the

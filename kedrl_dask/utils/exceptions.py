@@ -11,8 +11,6 @@ import numpy as np
 
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["FitWarning", "NumericalError", "NumericalWarning", "require_finite", "warn"]
-
 #: Files whose frames are not the user's: the package, and the context managers through which it calls itself.
 _OWN_FILES = (f"{Path(__file__).parents[1]}/", contextlib.__file__)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-__all__ = ["html_table"]
-
 
 def html_table(caption: str, rows: Iterable[tuple[str, str]]) -> str:
     """Return a table of names and descriptions."""

@@ -12,19 +12,6 @@ from typing import TypeVar
 import psutil
 from threadpoolctl import ThreadpoolController
 
-__all__ = [
-    "Abandoned",
-    "Stopped",
-    "Terminated",
-    "abandoning",
-    "check_abandoned",
-    "driver_blas_threads",
-    "interrupts_held",
-    "opened",
-    "own_memory",
-    "terminable",
-]
-
 T = TypeVar("T")
 
 #: Number of rows of matrices from which several BLAS threads are faster than one.

@@ -16,8 +16,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kedrl_dask.utils.checks import check_word
 
-__all__ = ["ProgressMode", "Reporter"]
-
 ProgressMode = Literal["auto", "bars", "log", "none"]
 
 logger = logging.getLogger("kedrl_dask")

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["scratch"]
-
 _of_thread = threading.local()
 
 

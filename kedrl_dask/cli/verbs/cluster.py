@@ -13,8 +13,6 @@ from kedrl_dask.service.config import load_config
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.checks import printable
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl cluster config.toml                            what the file's table [cluster] describes

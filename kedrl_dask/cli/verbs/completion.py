@@ -8,8 +8,6 @@ import shtab
 
 from kedrl_dask.cli.common import SUCCESS, VERBS, Verb, option, print_out
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl completion bash > ~/.local/share/bash-completion/completions/kedrl

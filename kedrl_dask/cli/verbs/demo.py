@@ -15,8 +15,6 @@ from kedrl_dask.report import terminal
 from kedrl_dask.studies import demo
 from kedrl_dask.studies.profiles import PAPER, PROFILES
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl demo

@@ -10,8 +10,6 @@ from kedrl_dask.cli import options as shared
 from kedrl_dask.cli.common import SUCCESS, UNWELL, Verb, number, option, path, print_out, show
 from kedrl_dask.service.doctor import Check, examine
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl doctor /data/stores                    the directory of future stores

@@ -14,8 +14,6 @@ from kedrl_dask.service.schedule import Schedule, load_schedule
 from kedrl_dask.service.scheduled_evaluation import Due, Outcome, due, evaluate
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl evaluate config.toml             evaluate if data or settings have changed

@@ -20,8 +20,6 @@ from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, is_finished, read_run, 
 from kedrl_dask.report import terminal
 from kedrl_dask.service.config import ONLY, RunConfig, load_config, load_policy
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl fit run.toml                begin or resume the fit of a file

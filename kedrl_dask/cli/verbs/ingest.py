@@ -16,8 +16,6 @@ from kedrl_dask.engine.ingest.columns import MISSING_POLICIES, MissingPolicy
 from kedrl_dask.engine.ingest.ingest import ingest
 from kedrl_dask.engine.ingest.readers import FORMATS
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl ingest visits.csv visits.zarr --episode patient --time date --state age weight town \\

@@ -10,8 +10,6 @@ from kedrl_dask.cli.parameters import SETTINGS, given_parameters
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.kedrl import KEDRL
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl plan transitions.zarr --memory 2GiB

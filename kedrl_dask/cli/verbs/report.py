@@ -13,8 +13,6 @@ from kedrl_dask.engine.storage.directories import attributes_at
 from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.report.traffic_lights import checks, overall
 
-__all__ = ["VERB"]
-
 NOTE = f"""\
 examples:
   kedrl report results.zarr                        a comparison

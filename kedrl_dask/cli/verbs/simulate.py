@@ -14,8 +14,6 @@ from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["VERB", "store_summary"]
-
 #: Episodes are simulated a thousand at a time; with this many steps they take a gibibyte.
 MOST_STEPS = 5_000
 

@@ -36,8 +36,6 @@ from kedrl_dask.studies.expedia.specification import Sizes
 from kedrl_dask.studies.profiles import PROFILES
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["VERB"]
-
 NOTE = """\
 examples:
   kedrl study simulation --output study --replicates 10 --profiles auto

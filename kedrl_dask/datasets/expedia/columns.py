@@ -10,22 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "ACTION",
-    "CATEGORICAL",
-    "COLUMNS",
-    "COMPETITORS",
-    "CONTINUOUS",
-    "NEEDED",
-    "NULL",
-    "PAPER_STATISTICS",
-    "REWARD",
-    "STATE",
-    "VARIABLES",
-    "Column",
-    "Statistics",
-]
-
 #: How the file writes a missing entry.
 NULL = "NULL"
 COMPETITORS = range(1, 9)

@@ -10,8 +10,6 @@ from pathlib import Path
 from kedrl_dask.datasets.expedia.columns import COLUMNS, NEEDED, NULL, Column
 from kedrl_dask.utils.checks import cut, shown
 
-__all__ = ["FileError", "check_header", "find_fault"]
-
 #: Characters of a line that can be meant.
 LONGEST_LINE = 100_000
 

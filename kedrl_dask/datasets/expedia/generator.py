@@ -24,9 +24,6 @@ from kedrl_dask.engine.storage.untrusted import require_space
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import MOST_SEED, check_count
 
-__all__ = ["write_like_published"]
-
-
 #: Searches made at once, from a generator of their own: a search is the same however many are asked for.
 BLOCK_SEARCHES = 1_000
 #: Searches for each destination, on average, in the published file; and the largest number of a destination.

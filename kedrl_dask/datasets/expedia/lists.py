@@ -19,8 +19,6 @@ from kedrl_dask.datasets.expedia.columns import COMPETITORS, NEEDED, NULL, VARIA
 from kedrl_dask.datasets.expedia.faults import FileError, check_header, find_fault
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["read_lists"]
-
 #: Partial sums: one entry of each array for each part of a search.
 Parts = dict[str, Array]
 

@@ -22,19 +22,6 @@ from kedrl_dask.datasets.expedia.columns import (
 from kedrl_dask.engine.data.transition_store import DataWarning, TransitionStore
 from kedrl_dask.utils.arrays import Actions, Points, Record, Vector
 
-__all__ = [
-    "PAPER_TEST",
-    "PAPER_TRAINING",
-    "Cleaning",
-    "Encoder",
-    "Split",
-    "clean",
-    "describe",
-    "split",
-    "write",
-]
-
-
 #: Transitions of the paper's subset (tab:expedia_appendix_setup).
 PAPER_TRAINING, PAPER_TEST = 10_000, 4_000
 

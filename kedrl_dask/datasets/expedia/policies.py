@@ -16,9 +16,6 @@ from kedrl_dask.utils.arrays import Actions, Matrix, Points, Record, Vector, Wei
 from kedrl_dask.utils.checks import check_number
 from kedrl_dask.utils.exceptions import NumericalError
 
-__all__ = ["RIDGE", "ClippedGaussian", "greedy_action", "reward_weighted_policy"]
-
-
 #: Penalty on the squared slopes. One-hot columns add up to one, and some levels have no reward at all.
 RIDGE = 1e-2
 #: Assumed error of logged actions, in standard deviations. Without it the scale could become zero for a few

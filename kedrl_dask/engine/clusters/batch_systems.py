@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from kedrl_dask.utils.checks import cut
 
-__all__ = ["QUEUES", "Queue", "QueueError"]
-
 #: Seconds that a batch system may take to list its jobs.
 ANSWER_SECONDS = 60
 

@@ -27,11 +27,6 @@ from kedrl_dask.engine.execute.tls import Certificates
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.checks import shown
 
-__all__ = [
-    "BATCH", "KINDS", "Address", "ClusterDescription", "Jobs", "Kubernetes", "Local", "Threads",
-    "chosen_cluster", "cluster_keys", "describe_cluster", "parse_cluster", "parse_walltime",
-]  # fmt: skip
-
 #: Batch systems.
 BATCH = ("slurm", "pbs", "sge", "lsf")
 #: Patterns of the names of queues, accounts and interfaces, and of paths, all unquoted in job scripts.

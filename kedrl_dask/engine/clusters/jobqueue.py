@@ -29,8 +29,6 @@ from kedrl_dask.utils.process import Stopped, interrupts_held, opened
 if TYPE_CHECKING:
     from dask_jobqueue import JobQueueCluster
 
-__all__ = ["batch_cluster", "job_options", "job_script", "lifetime", "scheduler_host"]
-
 logger = logging.getLogger(__name__)
 
 #: A worker ends this many seconds before its job's time limit, or this share of the limit if that is less, so

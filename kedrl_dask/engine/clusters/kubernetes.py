@@ -20,8 +20,6 @@ from kedrl_dask.utils.process import Stopped, opened
 if TYPE_CHECKING:
     from dask_kubernetes.operator import KubeCluster
 
-__all__ = ["checked_manifest", "kubernetes_cluster"]
-
 
 def _kube_cluster() -> type[KubeCluster]:
     try:

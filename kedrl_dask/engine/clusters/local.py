@@ -15,8 +15,6 @@ from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.execute.tls import Certificates, cluster_security, warn_of_plain_text
 from kedrl_dask.utils.process import opened
 
-__all__ = ["QUIET", "WORKER_DASHBOARD", "cluster_at", "local_cluster"]
-
 #: Disables Dask's profiler, and makes its monitors of event loop, processor and memory run less often: by
 #: default, these take a twentieth of the processor time.
 QUIET = {

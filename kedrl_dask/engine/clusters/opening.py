@@ -31,8 +31,6 @@ from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.engine.execute.tls import Certificates, is_loopback
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["cluster_status", "granted", "open_cluster", "reach_scheduler"]
-
 #: Seconds that an existing scheduler may take to answer.
 ANSWER_SECONDS = 30.0
 

@@ -21,8 +21,6 @@ from kedrl_dask.utils.checks import cut
 if TYPE_CHECKING:
     from dask_jobqueue import JobQueueCluster
 
-__all__ = ["Watchdog"]
-
 logger = logging.getLogger(__name__)
 
 #: Number of consecutive times that jobs may end without ever having a worker, before submission stops.

@@ -8,9 +8,6 @@ import numpy as np
 
 from kedrl_dask.utils.arrays import Points, Record, Vector
 
-__all__ = ["MOMENT_ARRAYS", "Moments"]
-
-
 MOMENT_ARRAYS = ("mean", "squares", "minimum", "maximum")
 
 

@@ -23,8 +23,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Array, Indices, Points, Record, Vector
 from kedrl_dask.utils.checks import as_numbers, check_word, has_control_characters, shown
 
-__all__ = ["MISSING", "PARTS", "UNKNOWN", "Encoding", "Part", "StateColumn", "level_text"]
-
 Part = Literal["state", "action", "reward"]
 K = TypeVar("K")
 

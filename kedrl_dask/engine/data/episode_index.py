@@ -16,9 +16,6 @@ from kedrl_dask.engine.storage.directories import StoreError
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.utils.arrays import Indices, Mask, Record
 
-__all__ = ["EpisodeIndex"]
-
-
 #: Bounds on the number of pieces of the data that are read as a sample of the whole.
 _FEWEST_WINDOWS, _MOST_WINDOWS = 4, 32
 #: Rounds of drawing rows at random, of which more than four are hardly ever needed.

@@ -13,8 +13,6 @@ from kedrl_dask.engine.storage.directories import StoreError
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.engine.storage.untrusted import check_parent
 
-__all__ = ["new_store"]
-
 #: Entries of the directory of a transition store.
 ENTRIES = {"zarr.json", *(spec.name for spec in (*TRANSITIONS, TRANSITION_DIGESTS))}
 

@@ -11,8 +11,6 @@ from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.utils.arrays import Record, Vector
 from kedrl_dask.utils.html import html_table
 
-__all__ = ["Overview"]
-
 
 class Overview:
     """Facts about the committed rows of a store; only :attr:`statistics` may have to read any of them."""

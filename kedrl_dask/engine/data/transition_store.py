@@ -14,8 +14,12 @@ from kedrl_dask.engine.data.episode_index import EpisodeIndex
 from kedrl_dask.engine.data.overview import Overview
 from kedrl_dask.engine.data.transitions import EpisodeRows, Transitions
 from kedrl_dask.engine.data.validation import (
-    DataError,
-    DataWarning,
+    DataError as DataError,
+)
+from kedrl_dask.engine.data.validation import (
+    DataWarning as DataWarning,
+)
+from kedrl_dask.engine.data.validation import (
     check_arrays,
     check_end,
     check_scale,
@@ -27,16 +31,6 @@ from kedrl_dask.engine.storage.atomic import PathLike, check_vacant
 from kedrl_dask.engine.storage.directories import StoreError, digest
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
 from kedrl_dask.utils.arrays import Array, Indices, Mask, Record
-
-__all__ = [
-    "DataError",
-    "DataWarning",
-    "EpisodeRows",
-    "StoreError",
-    "TransitionStore",
-    "Transitions",
-    "Writer",
-]
 
 
 class TransitionStore(Overview):

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from kedrl_dask.utils.arrays import Actions, Indices, Inputs, Mask, Points
 
-__all__ = ["EpisodeRows", "Rows", "Transitions", "pair_rows"]
-
 
 class Rows(TypedDict):
     """Recorded rows as ``TransitionStore.from_arrays`` and ``Writer.append`` take them."""

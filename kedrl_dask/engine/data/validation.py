@@ -14,16 +14,6 @@ import numpy.typing as npt
 from kedrl_dask.engine.data.encoding import PARTS
 from kedrl_dask.utils.arrays import Array
 
-__all__ = [
-    "DataError",
-    "DataWarning",
-    "LastRow",
-    "check_arrays",
-    "check_end",
-    "check_scale",
-    "check_sequence",
-]
-
 Locate = Callable[[int], str]  # describes a row of the arrays; −1 is the row before the first
 
 _ROWS_AT_ONCE = 65_536  # so that checking an array mapped from disk does not read it into memory

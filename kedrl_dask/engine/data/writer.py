@@ -33,9 +33,6 @@ from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import as_numbers, check_count, cut
 from kedrl_dask.utils.exceptions import warn
 
-__all__ = ["Writer", "fingerprint", "open_committed"]
-
-
 _KIND = "transitions"
 #: Lock file that an appender holds: inside an array, where zarr does not look for other arrays.
 _LOCK = "episode/.lock"

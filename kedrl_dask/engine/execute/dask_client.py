@@ -24,8 +24,6 @@ from threadpoolctl import ThreadpoolController
 from kedrl_dask.engine.execute.executor import Advance, Executor, Item, Reduction, Result, Task, Value, tree
 from kedrl_dask.utils.process import Stopped
 
-__all__ = ["PATIENCE", "PIECE_BYTES", "DistributedExecutor", "PoisonError"]
-
 #: Size of the pieces in which large shared values travel; Dask warns about tasks that carry more than 10 MB.
 PIECE_BYTES = 8 * 2**20
 #: Values up to this size are sent with each task, because a dependency costs another round trip.

@@ -11,8 +11,6 @@ from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.engine.execute.tls import warn_of_plain_text
 from kedrl_dask.utils.checks import shown
 
-__all__ = ["checked_executor", "default_executor", "parse_memory"]
-
 
 def parse_memory(value: object, name: str = "memory", least: int = 1) -> int:
     """Bytes, from a number or from text.

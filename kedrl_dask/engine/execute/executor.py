@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Generic, TypeVar, TypeVarTuple
 
-__all__ = ["Advance", "Executor", "Item", "Reduction", "Result", "Shared", "Task", "Value", "tree"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Value = TypeVar("Value")

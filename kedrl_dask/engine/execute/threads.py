@@ -13,8 +13,6 @@ from threadpoolctl import ThreadpoolController
 from kedrl_dask.engine.execute.executor import Advance, Executor, Item, Result, Task, Value
 from kedrl_dask.utils.process import abandoning, own_memory
 
-__all__ = ["ThreadExecutor"]
-
 
 class ThreadExecutor(Executor):
     """Threads of this process, with one BLAS thread each.

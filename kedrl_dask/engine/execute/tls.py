@@ -14,8 +14,6 @@ from distributed import Client, Security
 from kedrl_dask.engine.storage.untrusted import checked_path
 from kedrl_dask.utils.exceptions import warn
 
-__all__ = ["Certificates", "InsecureClusterWarning", "cluster_security", "is_loopback", "warn_of_plain_text"]
-
 
 class InsecureClusterWarning(UserWarning):
     """A cluster can be reached from other machines without authentication."""

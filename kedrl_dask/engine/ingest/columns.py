@@ -8,8 +8,6 @@ from typing import Literal
 
 from kedrl_dask.utils.checks import check_word, has_control_characters, is_word, shown
 
-__all__ = ["MISSING_POLICIES", "Columns", "MissingPolicy"]
-
 MissingPolicy = Literal["refuse", "drop", "impute"]
 MISSING_POLICIES: tuple[MissingPolicy, ...] = ("refuse", "drop", "impute")
 #: Keys of a mapping that name one column each, and those that may name several.

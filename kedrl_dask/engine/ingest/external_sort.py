@@ -16,9 +16,6 @@ from pyarrow import ipc
 
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["Buckets"]
-
-
 #: Approximate bytes of a bucket, and of the rows waiting to be written to it; and most files open at once.
 BUCKET_BYTES, WAITING_BYTES, MOST_BUCKETS = 2**26, 2**20, 400
 

@@ -20,9 +20,6 @@ from kedrl_dask.engine.ingest.parsing import Kinds, Parsed, kinds_of, parse
 from kedrl_dask.engine.ingest.readers import Piece, Source
 from kedrl_dask.utils.arrays import Array, Vector
 
-__all__ = ["ExactSum", "Survey", "survey"]
-
-
 #: Most levels of a categorical column, each of which becomes a column of the state.
 MOST_LEVELS = 1_000
 #: Most rows, at equal distances, whose episodes determine the edges of the buckets.

@@ -22,8 +22,6 @@ from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import check_word
 from kedrl_dask.utils.progress import ProgressMode, Reporter
 
-__all__ = ["Ingested", "ingest"]
-
 
 @dataclass(frozen=True)
 class Ingested:

@@ -18,9 +18,6 @@ from kedrl_dask.engine.ingest.readers import Piece
 from kedrl_dask.utils.arrays import Array, Indices, Mask, Vector
 from kedrl_dask.utils.checks import has_control_characters, shown
 
-__all__ = ["Kinds", "Levels", "Parsed", "kinds_of", "parse"]
-
-
 #: Canonical texts of integers: if several texts meant one integer, two episodes would become one.
 INTEGER = r"^-?(0|[1-9][0-9]{0,17})(\.0+)?$"
 _FLAGS = {"true": True, "True": True, "TRUE": True, "1": True, "1.0": True}

@@ -22,8 +22,6 @@ from kedrl_dask.engine.data.validation import DataError
 from kedrl_dask.engine.storage.untrusted import MOST_FILE_BYTES, check_file, checked_path
 from kedrl_dask.utils.checks import check_word, cut, has_control_characters, shown
 
-__all__ = ["FORMATS", "Piece", "Source", "TableLike", "open_source"]
-
 TableLike = object  # a pandas DataFrame, a pyarrow Table or a path; pyarrow is untyped
 
 #: Most rows read at a time, and bytes of CSV.

@@ -10,8 +10,6 @@ from kedrl_dask.engine.execute.executor import Executor, Result, Shared
 from kedrl_dask.engine.plan.partition import Node, Range, fold
 from kedrl_dask.engine.plan.stage_costs import Residency
 
-__all__ = ["ChunkSums", "Numbered", "Source", "over_group"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 #: Numbers and arrays that are added entry by entry.

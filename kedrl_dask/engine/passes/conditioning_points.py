@@ -12,8 +12,6 @@ from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.utils.arrays import Features, Inputs, Precision, Weights
 
-__all__ = ["CONDITIONING_KIND", "Conditioning", "evaluate_points", "read_inputs"]
-
 CONDITIONING_KIND = "kedrl conditioning points"
 
 

@@ -15,8 +15,6 @@ from kedrl_dask.numerics.regression.density_ratio import DensityRatio, section_m
 from kedrl_dask.utils.arrays import Features, Indices, Inputs, Points, Vector
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = ["Continuation", "TargetActions"]
-
 
 @dataclass(frozen=True)
 class TargetActions:

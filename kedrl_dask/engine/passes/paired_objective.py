@@ -21,8 +21,6 @@ from kedrl_dask.numerics.criterion.separated import Penalties, ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.utils.arrays import Coefficients, Indices, Matrix, Precision
 
-__all__ = ["ContractedTarget", "PairedObjective", "SweptTarget", "Target"]
-
 
 class Target(Protocol):
     """A form of the paired target."""

@@ -30,24 +30,6 @@ from kedrl_dask.utils.arrays import Features, Matrix, Vector
 from kedrl_dask.utils.arrays import Points as Rows
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = [
-    "CONTRACTION_KIND",
-    "OPERATOR_KIND",
-    "Compressed",
-    "Contraction",
-    "Operator",
-    "PairedPoints",
-    "PairedRows",
-    "Sections",
-    "SolveTask",
-    "compress_points",
-    "contract_link",
-    "merge_points",
-    "solve_waves",
-    "sweep",
-]
-
-
 CONTRACTION_KIND = "kedrl paired sums"
 OPERATOR_KIND = "kedrl paired operator"
 

@@ -26,9 +26,6 @@ from kedrl_dask.numerics.criterion.surrogate import (
 )
 from kedrl_dask.utils.arrays import Coefficients, Indices
 
-__all__ = ["EXACT", "BellmanObjective", "Objective", "ValueAndGradient"]
-
-
 #: A value, and its gradient.
 ValueAndGradient = tuple[float, Coefficients]
 #: Precision of values and gradients.

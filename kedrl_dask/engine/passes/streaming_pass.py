@@ -26,19 +26,6 @@ from kedrl_dask.utils.arrays import Features, Inputs, Matrix, Points, Real, Vect
 from kedrl_dask.utils.process import check_abandoned
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = [
-    "SUMS_KIND",
-    "Destination",
-    "StreamingPass",
-    "accumulate",
-    "combine_scalars",
-    "combine_sums",
-    "ratio_moments",
-    "read_groups",
-    "warm_up",
-    "write_block",
-]
-
 Sums = dict[str, Real]
 
 SUMS_KIND = "kedrl block sums"

@@ -15,8 +15,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Precision
 from kedrl_dask.utils.process import own_memory
 
-__all__ = ["measure"]
-
 #: Seconds spent on each measurement.
 PROBE_SECONDS = 0.15
 

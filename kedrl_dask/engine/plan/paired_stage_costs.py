@@ -22,8 +22,6 @@ from kedrl_dask.engine.plan.stage_costs import (
     Stage,
 )
 
-__all__ = ["PairedForm", "compression", "contraction", "n_shards", "paired_solver"]
-
 #: Form of the target of the paired construction.
 PairedForm = Literal["contracted", "matrix-free"]
 

@@ -6,25 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = [
-    "FIRST_READ",
-    "FREQUENCY_CHUNK",
-    "FREQUENCY_SHARD",
-    "GROUP_ROWS",
-    "LINK_GROUPS",
-    "PIECE_GROUPS",
-    "READ_GROUPS",
-    "Node",
-    "Range",
-    "RowBlock",
-    "even_ranges",
-    "fold",
-    "in_groups",
-    "pieces",
-    "row_ranges",
-    "sweep_groups",
-]
-
 #: Number of rows in a group: their random actions come from one generator, and their features are in memory
 #: together. Groups are counted from the first row of the store, so that draws do not depend on the division.
 GROUP_ROWS = 2_048

@@ -11,8 +11,6 @@ from kedrl_dask.engine.plan import paired_stage_costs, stage_costs
 from kedrl_dask.engine.plan.stage_costs import MIB, Crew, Machine, Residency, Sizes, Stage
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["Form", "Plan", "PlanError", "make_plan"]
-
 #: The separated construction, or a form of the paired one.
 Form = Literal["separated", "contracted", "matrix-free"]
 

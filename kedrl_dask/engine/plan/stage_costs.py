@@ -16,22 +16,6 @@ from kedrl_dask.numerics.design.sizes import (
     SEPARATION_SAMPLE,
 )
 
-__all__ = [
-    "NOMINAL",
-    "Crew",
-    "Machine",
-    "Residency",
-    "Sizes",
-    "Stage",
-    "conditioning",
-    "design",
-    "diagnostics",
-    "ratio",
-    "regression",
-    "solver",
-    "streaming",
-]
-
 #: Where the conditioning points are during the solver: in memory, on disk, or recomputed for each product.
 Residency = Literal["resident", "stored", "recomputed"]
 

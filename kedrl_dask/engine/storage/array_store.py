@@ -26,8 +26,6 @@ from kedrl_dask.engine.storage.untrusted import checked_path, reason, what_is_fo
 from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import shown
 
-__all__ = ["FORMAT_VERSION", "ArrayStore", "write_arrays"]
-
 ZarrArray = zarr.Array[Any]  # of either version of the format, known only at run time
 
 FORMAT_VERSION = 2

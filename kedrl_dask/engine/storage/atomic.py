@@ -20,17 +20,6 @@ from zarr.core.sync import sync
 
 from kedrl_dask.engine.storage.untrusted import check_parent, checked_path
 
-__all__ = [
-    "PathLike",
-    "atomic_directory",
-    "atomic_file",
-    "check_vacant",
-    "cleaned_up",
-    "discard",
-    "remove",
-    "write_atomic",
-]
-
 PathLike = str | os.PathLike[str]
 
 #: Longest wait for writes that were under way at an interruption; a chunk takes far less.

@@ -19,8 +19,6 @@ from kedrl_dask.engine.storage.atomic import atomic_directory, remove
 from kedrl_dask.engine.storage.directories import digest
 from kedrl_dask.engine.storage.manifest import MANIFEST, commit, committed, damaged, revoke
 
-__all__ = ["Cache", "Facts", "fingerprint"]
-
 logger = logging.getLogger("kedrl_dask")
 
 #: Dependencies of a result by name: numbers, strings, arrays, and nestings of them.

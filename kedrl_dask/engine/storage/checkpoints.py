@@ -20,8 +20,6 @@ from kedrl_dask.numerics.criterion.preconditioner import Coordinates
 from kedrl_dask.numerics.solvers.base import Kept, Record
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["Checkpoints"]
-
 logger = logging.getLogger("kedrl_dask")
 
 

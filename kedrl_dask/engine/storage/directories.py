@@ -21,15 +21,6 @@ from kedrl_dask.engine.storage.untrusted import (
 )
 from kedrl_dask.utils.arrays import Array, Record
 
-__all__ = [
-    "DamageError",
-    "PlainFiles",
-    "StoreError",
-    "attributes_at",
-    "digest",
-    "part_name",
-]
-
 
 class StoreError(ValueError):
     """A store is missing, incomplete, damaged, or not what was asked for."""

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Busy", "locked", "now"]
-
 
 class Busy(ValueError):
     """Another process holds the lock."""

@@ -10,21 +10,6 @@ from pathlib import Path
 from kedrl_dask.engine.storage.atomic import write_atomic
 from kedrl_dask.utils.arrays import Record
 
-__all__ = [
-    "MANIFEST",
-    "checksum",
-    "checksum_of",
-    "commit",
-    "committed",
-    "damaged",
-    "read_entry",
-    "read_json",
-    "read_record",
-    "revoke",
-    "write_json",
-    "write_record",
-]
-
 #: Directory of the manifest, beside the directory that it describes: one small file for each part.
 MANIFEST = "manifest"
 #: Number of bytes read at a time.

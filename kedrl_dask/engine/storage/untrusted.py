@@ -13,21 +13,6 @@ import numpy as np
 
 from kedrl_dask.utils.checks import cut, has_control_characters, shown
 
-__all__ = [
-    "MOST_FILE_BYTES",
-    "MOST_METADATA_BYTES",
-    "MOST_SIZE",
-    "MOST_UNPACKED_BYTES",
-    "UnsafeFile",
-    "check_file",
-    "check_parent",
-    "checked_path",
-    "reason",
-    "require_space",
-    "unpacked_bytes",
-    "what_is_foreign",
-]
-
 #: Bounds on the metadata of a store, whose attributes may hold a user's points, and on the file of a chunk.
 MOST_METADATA_BYTES, MOST_FILE_BYTES = 2**28, 2**36
 #: Bounds on what Zstandard unpacks at once, and on a dimension: beyond it floats skip integers.

@@ -17,8 +17,6 @@ from kedrl_dask.numerics.design.points import clusters
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Inputs, Weights
 
-__all__ = ["choose_conditioning", "file_conditioning", "find_conditioning"]
-
 
 def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Matern) -> tuple[Inputs, Weights]:
     """Choose the points x*_q and weights ϱ_q of the criterion, as ``settings.conditioning`` says.

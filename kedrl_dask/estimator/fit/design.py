@@ -25,9 +25,6 @@ from kedrl_dask.numerics.regression.input_kernel import InputTuning, median_kern
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
 from kedrl_dask.utils.arrays import Atoms, Frequencies, Points, Record
 
-__all__ = ["Choices", "make_choices", "tune_on"]
-
-
 KIND = "kedrl choices"
 #: Version of the automatic rules, so that the cached choices of earlier rules are not reused.
 RULES = 2

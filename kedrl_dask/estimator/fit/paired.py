@@ -46,9 +46,6 @@ from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.utils.arrays import Vector
 from kedrl_dask.utils.progress import Advance, Reporter
 
-__all__ = ["Pairing"]
-
-
 #: Chunks of conditioning points that one thread compresses: a constant, so that results do not vary.
 MERGED_CHUNKS = 8
 

@@ -27,8 +27,6 @@ from kedrl_dask.numerics.solvers import Solver, by_name
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.checks import MOST_SEED, check_share, shown
 
-__all__ = ["CommonParameters", "Conditioning", "Parameters"]
-
 #: A way to choose the conditioning points, the points themselves, or points and weights.
 Conditioning = Literal["random", "kmeans"] | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 

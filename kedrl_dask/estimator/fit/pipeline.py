@@ -46,9 +46,6 @@ from kedrl_dask.utils.checks import shown
 from kedrl_dask.utils.exceptions import require_finite, warn
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["Fit", "Request", "check_policy", "choose_mass_penalty", "choose_ridge_b", "run_fit", "workspace"]
-
-
 #: N·λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows. The smallest
 #: λ_B in the same units is where the solver still converges with products in single precision.
 RELATIVE_RIDGE_B, SMALLEST_RIDGE_B = 1e-3, 1e-10

@@ -19,8 +19,6 @@ from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.utils.checks import check_count
 from kedrl_dask.utils.process import own_memory
 
-__all__ = ["checked_plan", "plan_fit"]
-
 #: Draws assumed if they are chosen automatically, which happens after planning.
 ASSUMED_DRAWS = 4
 

@@ -16,9 +16,6 @@ from kedrl_dask.numerics.regression.input_kernel import standard_deviations
 from kedrl_dask.utils.arrays import Actions, Weights
 from kedrl_dask.utils.exceptions import FitWarning
 
-__all__ = ["PolicyWarning", "Rehearsal", "rehearse"]
-
-
 #: Number of evenly spaced places of the store at which a policy is tried, rows of each, and draws per state.
 PLACES, PLACE_ROWS, N_DRAWS = 8, 64, 8
 #: Share of target actions outside the logged range above which a fit warns.

@@ -14,8 +14,6 @@ from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.criterion.separated import Penalties
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 
-__all__ = ["Prepared"]
-
 
 @dataclass(frozen=True)
 class Prepared:

@@ -25,17 +25,6 @@ from kedrl_dask.numerics.regression.operators import ConditionalOperators, Exact
 from kedrl_dask.numerics.regression.reward_trend import REWARD_RIDGES, TrendMoments, TrendWaves
 from kedrl_dask.utils.arrays import Atoms, Matrices, Matrix, Real, Vector
 
-__all__ = [
-    "RegressionSums",
-    "Ridges",
-    "StoredBlocks",
-    "choose_ridges",
-    "exact_operators",
-    "read_folds",
-    "recalibrate",
-    "regress",
-]
-
 #: Ridges tried and their cross-validated errors, by the name of what was chosen.
 Tried = dict[str, dict[str, list[float]]]
 

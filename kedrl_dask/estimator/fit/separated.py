@@ -23,8 +23,6 @@ from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.utils.arrays import Vector
 from kedrl_dask.utils.progress import Advance, Reporter
 
-__all__ = ["separated_problem"]
-
 
 def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjective, Vector]:
     """The criterion, ready for a solver; and the mass ΣΓ at the conditioning points."""

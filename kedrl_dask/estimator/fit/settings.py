@@ -21,8 +21,6 @@ from kedrl_dask.numerics.solvers import PCG, by_name
 from kedrl_dask.utils.arrays import Inputs, Weights
 from kedrl_dask.utils.checks import as_numbers, shown
 
-__all__ = ["Settings", "exact_rows"]
-
 #: Most conditioning points if their number is not given.
 DEFAULT_CONDITIONING = 20_000
 #: Most conditioning points of a chunk, and a divisor of the number of chunks, so that the usual numbers of

@@ -45,8 +45,6 @@ from kedrl_dask.numerics.regression import density_ratio as ratios
 from kedrl_dask.numerics.regression.cross_validation import RIDGES
 from kedrl_dask.utils.progress import Advance, Reporter
 
-__all__ = ["Streamed", "create_sums", "episode_blocks", "policy_facts", "stream", "sum_blocks"]
-
 Specs = dict[str, tuple[ArraySpec, ...]]
 
 #: Draws from a policy that has no quadrature, and the most nodes of one that has.

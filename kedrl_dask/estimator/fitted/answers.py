@@ -29,9 +29,6 @@ from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.utils.arrays import Matrix, Weights
 
-__all__ = ["FittedEmbedding", "FittedLaw", "coefficients_at", "fitted_embedding", "sections_at"]
-
-
 #: Actions over which a state's law is averaged: at most this many nodes, or random draws of a ``Function``.
 N_DRAWS = 64
 

@@ -22,9 +22,6 @@ from kedrl_dask.numerics.kernels.spectral import kernel_error, waves
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.utils.arrays import Array
 
-__all__ = ["diagnose", "versions"]
-
-
 #: Inputs (s', a' ~ π) at which the fitted map is looked at; no conditioning point is among them.
 N_HELD_OUT = 1_000
 #: Libraries that results depend on.

@@ -22,23 +22,6 @@ from kedrl_dask.utils.arrays import Mask, Record, Vector
 from kedrl_dask.utils.checks import is_word, shown
 from kedrl_dask.utils.exceptions import NumericalWarning, warn
 
-__all__ = [
-    "CODES",
-    "EDGE",
-    "Evidence",
-    "Finding",
-    "Refused",
-    "did_its_work",
-    "enforce",
-    "fit_evidence",
-    "judge",
-    "law_evidence",
-    "objections",
-    "recovery_evidence",
-    "warn_of_fit",
-]
-
-
 #: Effective sample size of η̂, as a share of the transitions, below which a few transitions dominate.
 SMALL_ESS = 0.1
 #: Share of points r + γz outside the grid's hull that is worth a warning, and that is too large. In the

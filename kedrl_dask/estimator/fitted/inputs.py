@@ -14,8 +14,6 @@ from kedrl_dask.engine.plan.partition import even_ranges
 from kedrl_dask.utils.arrays import Inputs, Points, Real
 from kedrl_dask.utils.checks import as_numbers
 
-__all__ = ["ROWS", "as_stored", "by_rows", "checked_columns", "checked_returns", "joined_inputs"]
-
 #: Inputs evaluated at a time.
 ROWS = 4_096
 

@@ -40,8 +40,6 @@ from kedrl_dask.utils.arrays import (
     Weights,
 )
 
-__all__ = ["FittedAttributes", "FittedModel"]
-
 
 @dataclass(frozen=True, eq=False)
 class FittedModel:

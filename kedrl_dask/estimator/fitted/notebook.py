@@ -6,8 +6,6 @@ from kedrl_dask.estimator.fitted.findings import fit_evidence, judge
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.utils.html import html_table
 
-__all__ = ["fit_html"]
-
 
 def fit_html(model: FittedModel) -> str:
     """What the fit found, as a table."""

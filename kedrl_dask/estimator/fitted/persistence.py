@@ -36,19 +36,6 @@ from kedrl_dask.numerics.solvers import Record as SolverRecord
 from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import check_count, check_number, cut, is_word, shown
 
-__all__ = [
-    "finite",
-    "from_json",
-    "kernel_from_json",
-    "load",
-    "opened_fitted",
-    "parameters",
-    "save",
-    "to_json",
-    "write_fitted",
-]
-
-
 KIND = "kedrl model"
 
 #: Arrays that only some models have.

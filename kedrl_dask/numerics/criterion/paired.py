@@ -24,24 +24,6 @@ from kedrl_dask.numerics.kernels.spectral import as_complex
 from kedrl_dask.utils.arrays import Coefficients, Complex, Features, Matrices, Matrix, Vector, Waves, Weights
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = [
-    "Batch",
-    "FrequencyBlock",
-    "Points",
-    "adjoint",
-    "contract",
-    "forward",
-    "mass_penalty",
-    "negative_penalty",
-    "residual",
-    "residual_norms",
-    "sweep_adjoint",
-    "sweep_forward",
-    "target",
-    "value_and_gradient",
-]
-
-
 #: Waves whose products with κ̃ are formed at a time: those of four frequencies.
 WAVES = 8
 

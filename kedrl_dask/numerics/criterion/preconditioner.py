@@ -22,9 +22,6 @@ from scipy.linalg import eigh
 from kedrl_dask.numerics.criterion.separated import Space
 from kedrl_dask.utils.arrays import Coefficients, Matrix, Vector
 
-__all__ = ["MOST_DIRECTIONS", "Coordinates", "return_gram"]
-
-
 #: Most directions on the input's side that a surrogate of the Hessian sees: those of the largest eigenvalues
 #: of S. The others are left as they are.
 MOST_DIRECTIONS = 400

@@ -44,24 +44,6 @@ from kedrl_dask.utils.arrays import (
 )
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = [
-    "BlockChunk",
-    "Chunk",
-    "ExactReturnSpace",
-    "FeatureChunk",
-    "Penalties",
-    "ReturnSpace",
-    "Space",
-    "bellman_residual",
-    "expanded_moments",
-    "moments",
-    "operators",
-    "product",
-    "return_space",
-    "value_and_gradient",
-]
-
-
 #: Bytes of the features, or of H and G, of a block of points: about a core's second-level cache.
 CACHE_BYTES = 2**21
 

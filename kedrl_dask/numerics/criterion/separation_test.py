@@ -21,9 +21,6 @@ from kedrl_dask.numerics.kernels.spectral import as_complex
 from kedrl_dask.utils.arrays import Features, Matrix, Waves
 from kedrl_dask.utils.exceptions import FitWarning
 
-__all__ = ["SeparatedParts", "Separation", "SeparationWarning", "separation"]
-
-
 #: Random signs tried.
 N_SIGNS = 999
 #: Fewest blocks of episodes for which the test is made.

@@ -21,9 +21,6 @@ from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.kernels.spectral import as_complex
 from kedrl_dask.utils.arrays import Coefficients, Features, Matrices, Matrix, Vector, Waves
 
-__all__ = ["EXPANSION_SAMPLE", "SEEN_SHARE", "USUAL_TERMS", "Expansion", "Surrogate", "SurrogateCost"]
-
-
 #: Conditioning points whose ρ gives the principal components, and the share of its power that they leave out.
 EXPANSION_SAMPLE, EXPANSION_TAIL = 512, 1e-4
 #: Share of the trace of S that the directions of a surrogate must hold for it to be worth its steps. If S

@@ -14,8 +14,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Indices, Points
 from kedrl_dask.utils.checks import check_word
 
-__all__ = ["choose_points", "cluster_centers", "clusters", "median_distance"]
-
 
 def cluster_centers(points: Points, n_centers: int, random_state: int) -> Points:
     """Centres of k-means; the same for the same seed, whatever the number of threads."""

@@ -14,8 +14,6 @@ from kedrl_dask.numerics.design.points import cluster_centers
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Atoms, Indices, Mask, Points, Vector
 
-__all__ = ["Coverage", "bellman_box", "box_grid", "coverage", "discounted_returns", "return_grid"]
-
 
 def discounted_returns(
     reward: Points, episode: Indices, terminated: Mask, discount: float, tail: float = 0.01

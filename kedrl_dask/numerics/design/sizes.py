@@ -19,24 +19,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method, frequencies, kernel_error
 from kedrl_dask.utils.arrays import Atoms, Inputs, Points, Record, Vector
 
-__all__ = [
-    "DESIGN_SAMPLE",
-    "EXACT_HELD_OUT",
-    "LADDERS",
-    "MOST",
-    "N_FOLDS",
-    "SEPARATION_BLOCKS",
-    "SEPARATION_SAMPLE",
-    "TOLERANCES",
-    "Growth",
-    "Size",
-    "choose_atoms",
-    "choose_features",
-    "choose_landmarks",
-    "grow",
-    "residual_curve",
-]
-
 #: Number of transitions in the sample from which the design is chosen.
 DESIGN_SAMPLE = 20_000
 #: Number of transitions of that sample in the test of separation, and of its blocks with random signs.

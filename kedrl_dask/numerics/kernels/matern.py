@@ -17,9 +17,6 @@ from kedrl_dask.utils.arrays import Matrix, Points, Record, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, shown
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = ["Matern"]
-
-
 #: Elements of a block: two of them in single precision take half of a core's second-level cache.
 BLOCK_ELEMENTS = 65_536
 #: Scaled distance where exp overflows, so that the kernel is exactly zero, while powers of it do not.

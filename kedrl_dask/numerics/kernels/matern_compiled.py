@@ -14,9 +14,6 @@ from numba import njit
 
 from kedrl_dask.utils.arrays import Vector
 
-__all__ = ["half_integer_kernel"]
-
-
 #: Elements worked on at a time: two arrays of them stay in the first-level cache.
 TILE = 512
 #: log₂e, and log 2 in two parts, the first of which has few digits, so that multiples of it are exact.

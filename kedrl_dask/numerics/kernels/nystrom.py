@@ -21,9 +21,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Features, Indices, Inputs, Matrix
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = ["NystromFeatures", "solve_ridge", "whiten"]
-
-
 #: Landmarks whitened first. After these, the remainder of the others' sections is small.
 HEAD = 128
 

@@ -20,8 +20,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Complex, Frequencies, Points, Waves
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = ["METHODS", "as_complex", "frequencies", "kernel_error", "waves"]
-
 Method = Literal["qmc", "orthogonal", "iid"]
 METHODS: tuple[Method, ...] = ("qmc", "orthogonal", "iid")
 

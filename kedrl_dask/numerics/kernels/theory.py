@@ -19,18 +19,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Vector
 from kedrl_dask.utils.checks import check_count
 
-__all__ = [
-    "ResidualBound",
-    "feature_quotient",
-    "fourier_decay_order",
-    "holder_exponent",
-    "lipschitz_constant",
-    "sobolev_order",
-    "spectral_density",
-    "wasserstein_lower_bound",
-]
-
-
 #: Scaled distances below which 1 − k/σ² is integrated, because the difference would lose its digits.
 SMALL_DISTANCE = 1.0
 #: Gauss-Legendre nodes of that integral.

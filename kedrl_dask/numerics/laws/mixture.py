@@ -14,8 +14,6 @@ from scipy.stats import qmc
 from kedrl_dask.utils.arrays import Atoms, Matrices, Matrix, Points, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, check_share, check_word, shown
 
-__all__ = ["MassFunction", "Mixture", "ReturnFunction", "checked_coordinate"]
-
 ReturnFunction = Callable[[Points], npt.ArrayLike]
 """Takes returns (k, d) and gives k numbers."""
 

@@ -24,9 +24,6 @@ from kedrl_dask.numerics.laws.simplex import SimplexProblem, minimise, minimise_
 from kedrl_dask.utils.arrays import Atoms, Mask, Matrices, Matrix, Real, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, check_number, check_word, is_word, shown
 
-__all__ = ["Recovered", "RecoverySettings", "auto_bandwidth", "recover_law"]
-
-
 #: λ₂ as a share of the largest eigenvalue of K_Z.
 RIDGE_SHARE = 3e-4
 #: λ_den of the paper: its least value, and its share of the largest eigenvalue.

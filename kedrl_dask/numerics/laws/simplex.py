@@ -12,9 +12,6 @@ from scipy.special import softmax, xlogy
 
 from kedrl_dask.utils.arrays import Indices, Mask, Matrices, Matrix, Vector, Weights
 
-__all__ = ["SimplexProblem", "SimplexSolution", "minimise", "minimise_by_adam"]
-
-
 #: Numbers in the Newton systems that are in memory at once.
 SYSTEM_ELEMENTS = 8_000_000
 #: Share of the way to the boundary that a step may go.

@@ -10,9 +10,6 @@ import numpy as np
 from kedrl_dask.numerics.laws.mixture import Mixture
 from kedrl_dask.utils.arrays import Matrices, Matrix, Real, Vector
 
-__all__ = ["CURVES", "LEVELS", "SUMMARIES", "TAIL", "Summaries", "seen", "summarise", "thresholds"]
-
-
 #: Levels of the quantiles, and the share of the tail mean, unless others are asked for.
 LEVELS, TAIL = (0.05, 0.25, 0.5, 0.75, 0.95), 0.1
 #: Summaries of a law by coordinate, and their meaning; quantiles have a level each.

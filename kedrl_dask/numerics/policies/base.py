@@ -17,8 +17,6 @@ from kedrl_dask.numerics.policies.noise import Noise
 from kedrl_dask.utils.arrays import Actions, Array, Points, Record, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, cut, shown
 
-__all__ = ["Immutable", "NoisyLocation", "Policy", "PolicyError", "checked_actions", "checked_draws"]
-
 
 class PolicyError(ValueError):
     """A policy cannot be used, or failed at a state; the message names the policy, the rows and the fault."""

@@ -16,8 +16,6 @@ from kedrl_dask.numerics.policies.noise import GaussianNoise, LogisticNoise, Uni
 from kedrl_dask.utils.arrays import Actions, Matrix, Points, Record, Vector
 from kedrl_dask.utils.checks import is_word, shown
 
-__all__ = ["Gaussian", "LocationScale", "Logistic", "Uniform", "from_dict"]
-
 
 class LocationScale(NoisyLocation):
     """Base class of the parametric families: a = sᵀΘ + b + scale(s)·n, scale(s) = scale·exp(sᵀΘ_σ).

@@ -14,9 +14,6 @@ from kedrl_dask.numerics.policies.noise import GaussianNoise, LogisticNoise, Noi
 from kedrl_dask.utils.arrays import Actions, Points, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, check_count, check_word, shown
 
-__all__ = ["Function", "Regressor"]
-
-
 NOISES: dict[str, Noise] = {
     "gaussian": GaussianNoise(),
     "uniform": UniformNoise(),

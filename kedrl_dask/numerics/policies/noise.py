@@ -19,9 +19,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Points, Vector, Weights
 from kedrl_dask.utils.checks import check_count
 
-__all__ = ["GaussianNoise", "LogisticNoise", "Noise", "UniformNoise"]
-
-
 # The points must be the same in every process and release: part of the definition, not a setting.
 _SOBOL_SEED = 20_240_607
 # Half the spacing of ``Generator.random``: keeps the quantile function finite when a uniform draw is zero.

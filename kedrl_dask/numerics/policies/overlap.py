@@ -10,8 +10,6 @@ from scipy.spatial import cKDTree
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Actions, Indices, Inputs, Points, Vector, Weights
 
-__all__ = ["Overlap", "action_overlap"]
-
 
 @dataclass(frozen=True, eq=False)
 class Overlap:

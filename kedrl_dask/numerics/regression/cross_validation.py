@@ -10,18 +10,6 @@ from scipy.linalg import eigh
 
 from kedrl_dask.utils.arrays import Features, Indices, Matrices, Matrix, Vector
 
-__all__ = [
-    "RIDGES",
-    "TUNING_FOLDS",
-    "BlockSums",
-    "best_ridge",
-    "cross_validate_folds",
-    "cross_validate_ridge",
-    "gain",
-    "held_out_errors",
-]
-
-
 #: Ridges λ_Γ tried.
 RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, -0.9, 0.5))
 #: Folds of episodes.

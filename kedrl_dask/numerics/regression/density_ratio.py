@@ -22,17 +22,6 @@ from kedrl_dask.utils.arrays import Features, Inputs, Matrix, Vector, Weights
 from kedrl_dask.utils.checks import check_count, check_number, check_word, is_word, shown
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = [
-    "ULSIF",
-    "DensityRatio",
-    "RatioMoments",
-    "leave_one_out_score",
-    "moments",
-    "section_means",
-    "solve",
-]
-
-
 #: More centres than can be solved for in practice.
 MOST_CENTERS = 10**5
 

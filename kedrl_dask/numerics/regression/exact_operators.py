@@ -22,9 +22,6 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.utils.arrays import Atoms, Mask, Matrices, Matrix, Points, Vector
 from kedrl_dask.utils.scratch import scratch
 
-__all__ = ["RewardShifts"]
-
-
 #: Kernel values in memory at once.
 BLOCK_VALUES = 2**20
 

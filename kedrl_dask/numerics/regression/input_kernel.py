@@ -25,18 +25,6 @@ from kedrl_dask.numerics.regression.cross_validation import (
 )
 from kedrl_dask.utils.arrays import Features, Indices, Inputs, Matrix, Points, Record, Vector
 
-__all__ = [
-    "WORTHWHILE",
-    "InputTuning",
-    "Trial",
-    "median_kernel",
-    "refine_lengths",
-    "regression_targets",
-    "standard_deviations",
-    "tune_input_kernel",
-]
-
-
 #: Length scales tried, in standard deviations of each coordinate.
 LENGTH_SCALES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 #: Most changes tried of the length of one coordinate; each costs as much as one of LENGTH_SCALES.

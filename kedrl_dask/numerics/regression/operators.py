@@ -14,8 +14,6 @@ from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.reward_trend import TrendWaves
 from kedrl_dask.utils.arrays import Features, Inputs, Matrices, Matrix, Vector, Weights
 
-__all__ = ["ConditionalOperators", "ExactOperators", "OperatorBlocks"]
-
 
 @dataclass(frozen=True)
 class ConditionalOperators:

@@ -26,9 +26,6 @@ from kedrl_dask.numerics.regression.cross_validation import (
 from kedrl_dask.numerics.regression.input_kernel import standard_deviations
 from kedrl_dask.utils.arrays import Frequencies, Indices, Inputs, Matrices, Matrix, Points, Vector, Waves
 
-__all__ = ["REWARD_RIDGES", "LinearTrend", "TrendMoments", "TrendTrial", "TrendWaves", "try_trend"]
-
-
 #: Ridges tried for the residual of the reward: with the largest its law hardly depends on x.
 REWARD_RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, 2.1, 0.5))
 #: Frequencies whose waves are predicted to compare regressions with and without a trend, at most.

@@ -12,8 +12,6 @@ from kedrl_dask.numerics.solvers.base import IterativeSolver, Problem, Record, R
 from kedrl_dask.utils.arrays import Coefficients, Indices
 from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number
 
-__all__ = ["AdamW"]
-
 
 @dataclass(frozen=True)
 class _State:

@@ -14,21 +14,6 @@ from kedrl_dask.numerics.criterion.preconditioner import Coordinates
 from kedrl_dask.utils.arrays import Coefficients, Indices, Matrix
 from kedrl_dask.utils.checks import check_count, check_number
 
-__all__ = [
-    "GradientSolver",
-    "IterativeSolver",
-    "Keeper",
-    "Kept",
-    "Problem",
-    "Record",
-    "Report",
-    "Result",
-    "Solution",
-    "Solver",
-    "certify",
-    "relative_norm",
-]
-
 
 class Result(Enum):
     """How a solver ended, in words."""

@@ -10,9 +10,6 @@ from kedrl_dask.numerics.solvers.base import GradientSolver, Problem, Record, Re
 from kedrl_dask.utils.arrays import Coefficients, Matrix, Vector
 from kedrl_dask.utils.checks import check_count
 
-__all__ = ["LBFGS"]
-
-
 #: A step ends where the slope is at most this share of the initial one; most evaluations for that.
 FLAT_ENOUGH, MOST_TRIALS = 0.9, 25
 #: Growth of the value, relative to it, that is rounding.

@@ -9,9 +9,6 @@ import numpy as np
 from kedrl_dask.numerics.solvers.base import GradientSolver, Problem, Record, Result, relative_norm
 from kedrl_dask.utils.arrays import Coefficients
 
-__all__ = ["PCG"]
-
-
 #: How far the recurrence is followed when products are in single precision.
 REPLACE_AT = 1e-3
 

@@ -15,9 +15,6 @@ from kedrl_dask.numerics.criterion.separated import FeatureChunk, Penalties, Ret
 from kedrl_dask.numerics.solvers import AdamW, Result
 from kedrl_dask.utils.arrays import Array, Record
 
-__all__ = ["adamw_for"]
-
-
 #: Conditioning points whose operators are evaluated at once.
 ROWS = 2_048
 #: The paper's budget and learning rate (tab:expedia_appendix_setup); it names no batch size.

@@ -20,8 +20,6 @@ from kedrl_dask.studies.runner import claim
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["SEARCHES", "run"]
-
 STUDY = "expedia"
 #: Searches of a simulated file that are enough for the paper's sizes.
 SEARCHES = 20_000

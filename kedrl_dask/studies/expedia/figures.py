@@ -19,9 +19,6 @@ from kedrl_dask.studies.expedia.specification import BANDWIDTH, RETURN_KERNEL, R
 from kedrl_dask.studies.expedia.summary import raw_atoms
 from kedrl_dask.utils.arrays import Matrix, Record
 
-__all__ = ["actions", "embeddings_and_marginals"]
-
-
 COLOURS = {"rev": BLUE, "clk": ORANGE}
 LABELS = {"rev": "π(rev)", "clk": "π(clk)"}
 #: Points along each axis of a mesh, and of a density.

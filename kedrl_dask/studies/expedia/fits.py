@@ -18,9 +18,6 @@ from kedrl_dask.studies.expedia.preparation import Prepared
 from kedrl_dask.studies.expedia.specification import Profile, Sizes, parameters
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["fit"]
-
-
 FITS, CACHE = "fits", ".cache"
 
 

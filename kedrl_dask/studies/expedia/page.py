@@ -16,8 +16,6 @@ from kedrl_dask.studies.expedia.tables import PROFILE_NAMES, SYNTHETIC, tables
 from kedrl_dask.studies.output import TextTable
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["page"]
-
 
 def page(summary: Record, figures: Mapping[str, Figure]) -> str:
     """The page as text.

@@ -20,9 +20,6 @@ from kedrl_dask.utils.arrays import Actions, Inputs, Points, Record, Vector
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
 
-__all__ = ["Prepared", "Request", "prepare"]
-
-
 PANEL, SIMULATED = "panel.json", "simulated.csv"
 
 

@@ -14,21 +14,6 @@ from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.solvers import PCG
 from kedrl_dask.utils.arrays import Inputs, Record, Vector
 
-__all__ = [
-    "DISCOUNT",
-    "PAPER",
-    "POLICIES",
-    "PROFILES",
-    "RECOVERIES",
-    "RETURN_KERNEL",
-    "Profile",
-    "Recovery",
-    "Sizes",
-    "parameters",
-    "recovery",
-    "shift",
-]
-
 Profile = Literal["paper", "sampled"]
 Recovery = Literal["paper", "automatic"]
 #: The paper's estimator with the exact minimiser, and our defaults.

@@ -23,9 +23,6 @@ from kedrl_dask.studies.expedia.specification import (
 )
 from kedrl_dask.utils.arrays import Atoms, Record, Vector
 
-__all__ = ["MARGINALS", "Fits", "Laws", "laws", "raw_atoms", "summarise"]
-
-
 #: Rows of tab:expedia_recovered_marginals.
 MARGINALS = {
     "revenue_mean": "Revenue mean",

@@ -12,8 +12,6 @@ from kedrl_dask.studies.expedia.summary import MARGINALS
 from kedrl_dask.studies.output import TextTable, print_tables
 from kedrl_dask.utils.arrays import Record
 
-__all__ = ["SYNTHETIC", "render", "tables"]
-
 SYNTHETIC = "Simulated searches: nothing here is about hotels, and the paper's figures are of other data."
 PROFILE_NAMES = {"paper": "the paper's ratio", "sampled": "sampled actions"}
 RECOVERY_NAMES = {"paper": "the paper's recovery", "automatic": "automatic recovery"}
