@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,13 @@ from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recov
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL, Summaries, thresholds
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.overlap import action_overlap
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Atoms, Matrix, Real, Record, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, has_control_characters, shown
 from kedrl_dask.utils.progress import Reporter
+
+#: State and action at which laws are asked for, as given and as checked; see :func:`compare`.
+At = tuple[npt.ArrayLike, npt.ArrayLike | Mapping[str, npt.ArrayLike] | None]
+Asked = tuple[npt.ArrayLike, npt.ArrayLike | Policy]
 
 #: Transitions on which actions are compared.
 OVERLAP_SAMPLE = 2_000
@@ -47,7 +51,7 @@ DRAWN_ELEMENTS, TASK_LAWS = 16_000_000, 500
 def compare(
     store: TransitionStore | str | Path,
     policies: Mapping[str, Policy],
-    at: tuple[npt.ArrayLike, npt.ArrayLike | Mapping[str, npt.ArrayLike] | None],
+    at: At,
     estimator: KEDRL,
     *,
     average: bool = False,
@@ -55,7 +59,7 @@ def compare(
     interval: float = 0.9,
     levels: Sequence[float] = LEVELS,
     tail: float = TAIL,
-    recovery: Mapping[str, Any] | None = None,
+    recovery: Record | None = None,
     accept: Sequence[str] = (),
     executor: Executor | None = None,
     cache: str | Path | None = None,
@@ -92,15 +96,30 @@ def compare(
     recovery : dict, optional
         Settings of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`, the same for all policies.
     accept : sequence of str
-        Codes of findings, :data:`kedrl_dask.estimator.fitted.findings.CODES`, for which results are not to be
-        refused. They are         recorded.
+        Codes of findings, :data:`kedrl_dask.estimator.fitted.findings.CODES`, for which results are not
+        refused. They are recorded with the results.
     executor, cache, memory, progress
         As for :meth:`KEDRL.fit`.
 
     Raises
     ------
     Refused
-        Where results would mislead, before the bootstrap.
+        If results would mislead, before the bootstrap starts.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from kedrl_dask import KEDRL, Matern, TransitionStore, compare, policies
+    >>> state, action = np.random.default_rng(0).normal(size=(2, 400, 1))
+    >>> episode, step = np.divmod(np.arange(400), 20)
+    >>> store = TransitionStore.from_arrays(
+    ...     "log.zarr", state=state, action=action, reward=state + action, episode=episode, step=step
+    ... )
+    >>> estimator = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), n_atoms=30, n_basis=30, n_landmarks=40)
+    >>> targets = {"low": policies.Gaussian([[0.0]], -0.5, 0.5), "high": policies.Gaussian([[0.0]], 0.5, 0.5)}
+    >>> found = compare(store, targets, ([[0.0]], None), estimator, n_replicates=0, progress="none")
+    >>> found.differences.query("summary == 'mean'")["value"].round(1).tolist()  # exactly: 2
+    [1.9]
     """
     store = store if isinstance(store, TransitionStore) else TransitionStore.open(store)
     _check(estimator, n_replicates, {"interval": interval, "tail": tail, "levels": levels}, accept)
@@ -108,7 +127,7 @@ def compare(
     settings = RecoverySettings(**(recovery or {}))
     reporter, executor = Reporter(progress), checked_executor(executor)
     with workspace(store, cache) as space:
-        shared: dict[str, Any] = {"executor": executor, "cache": space.directory, "progress": progress}
+        shared: Record = {"executor": executor, "cache": space.directory, "progress": progress}
         models = {
             name: clone(estimator).fit(store, policy, memory=memory, **shared)
             for name, policy in policies.items()
@@ -117,7 +136,10 @@ def compare(
             sections = {name: sections_at(model.fitted_, *asked[name]) for name, model in models.items()}
             if average:
                 sections = {name: rows.mean(axis=0, keepdims=True) for name, rows in sections.items()}
-            laws = {name: _law(model, sections[name], settings) for name, model in models.items()}
+            laws = {
+                name: recover_law(rows @ model.coefficients_, model.grid_, model.return_kernel_, settings)
+                for (name, rows), model in zip(sections.items(), models.values(), strict=True)
+            }
             edges = {name: _edge_mass(law) for name, law in laws.items()}
             found = [
                 finding
@@ -127,7 +149,7 @@ def compare(
                         **fit_evidence(models[name].fitted_),
                         "mass": laws[name].coefficients.sum(axis=1),
                         **law_evidence(laws[name]),
-                        "edge_mass": np.max(edges[name], axis=(0, 2)),
+                        "edge_mass": edges[name].max(axis=(0, 2)),
                     },
                     name,
                 )
@@ -167,7 +189,7 @@ def compare(
     return Comparison(dataset, tuple(found), tuple(accept), models, laws)
 
 
-def _inputs(store: TransitionStore, policies: Mapping[str, Policy], at: Any) -> dict[str, tuple[Any, Any]]:
+def _inputs(store: TransitionStore, policies: Mapping[str, Policy], at: At) -> dict[str, Asked]:
     """State and action, or state and policy, at which each policy is looked at."""
     named = isinstance(policies, Mapping) and len(policies) > 0
     if not named or not all(isinstance(name, str) and not has_control_characters(name) for name in policies):
@@ -182,17 +204,22 @@ def _inputs(store: TransitionStore, policies: Mapping[str, Policy], at: Any) -> 
     if action is None:
         checked_columns("state", state, store.state_dim)
         return {name: (state, policy) for name, policy in policies.items()}
-    actions: dict[str, Any] = dict(action if isinstance(action, Mapping) else dict.fromkeys(policies, action))
+    actions = dict(action) if isinstance(action, Mapping) else dict.fromkeys(policies, action)
     if set(actions) != set(policies):
         raise ValueError(f"compare: actions are of {sorted(actions)}, the policies are {sorted(policies)}")
-    actions = {name: as_stored(store.encoding, "action", given) for name, given in actions.items()}
+    actions = {name: as_stored(store.encoding, "action", actions[name]) for name in policies}
     for given in actions.values():
         joined_inputs(state, given, store.state_dim, store.action_dim)
-    return {name: (state, actions[name]) for name in policies}
+    return {name: (state, given) for name, given in actions.items()}
 
 
-def _check(estimator: KEDRL, n_replicates: int, shares: Mapping[str, Any], accept: Sequence[str]) -> None:
-    """Refuse before the fits what would fail after them."""
+def _check(
+    estimator: KEDRL,
+    n_replicates: int,
+    shares: Mapping[str, float | Sequence[float]],
+    accept: Sequence[str],
+) -> None:
+    """Refuse, before the fits, what would fail after them."""
     if not isinstance(estimator, KEDRL):
         raise ValueError(f"compare: estimator must be a KEDRL, got {type(estimator).__name__}")
     is_count = isinstance(n_replicates, int) and not isinstance(n_replicates, bool)
@@ -212,16 +239,12 @@ def _check(estimator: KEDRL, n_replicates: int, shares: Mapping[str, Any], accep
         )
 
 
-def _law(model: KEDRL, sections: Array, settings: RecoverySettings) -> Recovered:
-    return recover_law(sections @ model.coefficients_, model.grid_, model.return_kernel_, settings)
-
-
 class _Drawn:
     """Summaries in all replicates, of some inputs at a time."""
 
     def __init__(
         self,
-        sections: Mapping[str, Array],
+        sections: Mapping[str, Matrix],
         replicates: Mapping[str, Bootstrap],
         summaries: Summaries,
         settings: RecoverySettings,
@@ -232,14 +255,14 @@ class _Drawn:
         #: Recoveries that did not converge, by policy.
         self.missed = dict.fromkeys(replicates, 0)
 
-    def __call__(self, rows: slice, estimates: Mapping[str, Array]) -> dict[str, Draws]:
+    def __call__(self, rows: slice, estimates: Mapping[str, Real]) -> dict[str, Draws]:
         """The draws of each policy at some of the inputs."""
         return {
             name: Draws(estimates[name], self._values(name, rows), replicates.counts)
             for name, replicates in self.replicates.items()
         }
 
-    def _values(self, name: str, rows: slice) -> Array:
+    def _values(self, name: str, rows: slice) -> Real:
         replicates = self.replicates[name]
         omega = self.sections[name][rows] @ replicates.coefficients
         n_replicates, n, m = omega.shape
@@ -253,12 +276,12 @@ class _Drawn:
 
 def _summarised(
     rows: tuple[int, int],
-    omega: Array,
-    grid: Array,
+    omega: Weights,
+    grid: Atoms,
     kernel: Matern,
     settings: RecoverySettings,
     summaries: Summaries,
-) -> tuple[Array, int]:
+) -> tuple[Real, int]:
     """Summaries of the laws of some coefficients, and how many recoveries did not converge."""
     law = recover_law(omega[slice(*rows)], grid, kernel, settings)
     return summaries.pack(law), int((~law.converged).sum())
@@ -298,17 +321,17 @@ def _distances(laws: Mapping[str, Recovered]) -> xr.Dataset:
     return xr.Dataset({"mmd": (("pair", "input"), np.stack(pairs))} if pairs else {})
 
 
-def _edge_mass(law: Recovered) -> tuple[Array, Array]:
-    """Mass in the outer part of the grid's range, and beyond: at its low and at its high end; (n, d) each."""
+def _edge_mass(law: Recovered) -> Real:
+    """Mass beyond the inner part of the grid's range, at its low and at its high end; (2, n, d)."""
     low, high = law.grid.min(axis=0), law.grid.max(axis=0)
     margin = EDGE * (high - low)
     sides = zip(low + margin, high - margin, strict=True)
-    below, above = zip(*((law.cdf(a, c), 1 - law.cdf(b, c)) for c, (a, b) in enumerate(sides)), strict=True)
+    mass = [(law.cdf(a, c), 1 - law.cdf(b, c)) for c, (a, b) in enumerate(sides)]
     # Weights sum to one up to rounding.
-    return np.stack(below, axis=1), np.maximum(np.stack(above, axis=1), 0.0)
+    return np.maximum(np.stack(mass, axis=-1), 0.0)
 
 
-def _asked(asked: Mapping[str, tuple[Any, Any]], average: bool) -> xr.Dataset:
+def _asked(asked: Mapping[str, Asked], average: bool) -> xr.Dataset:
     """The inputs, or those that were averaged over; of laws of states there is no action."""
     states, actions = zip(*asked.values(), strict=True)
     rows = "averaged" if average else "input"
@@ -318,8 +341,8 @@ def _asked(asked: Mapping[str, tuple[Any, Any]], average: bool) -> xr.Dataset:
     return found
 
 
-def _edges(edges: Mapping[str, tuple[Array, Array]]) -> xr.Dataset:
-    low, high = (np.stack(side) for side in zip(*edges.values(), strict=True))
+def _edges(edges: Mapping[str, Real]) -> xr.Dataset:
+    low, high = np.stack(list(edges.values()), axis=1)
     dims = ("policy", "input", "coordinate")
     return xr.Dataset({"edge_low": (dims, low), "edge_high": (dims, high)})
 
@@ -331,7 +354,7 @@ def _overlaps(
     seed = next(iter(models.values())).random_state
     sample = store.sample(OVERLAP_SAMPLE, np.random.default_rng([seed, 16]))
     sample = sample.select(~sample.terminal)
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[Vector]] = {}
     for name, policy in policies.items():
         actions, weights = policy.draws(sample.next_state, N_DRAWS, np.random.default_rng([seed, 17]))
         overlap = action_overlap(
@@ -341,9 +364,9 @@ def _overlaps(
         ratio = models[name].diagnostics_["ratio"]
         ess = np.nan if ratio is None else ratio["effective_sample_size"]
         for key, value in (vars(overlap) | {"ess": ess}).items():
-            found.setdefault(key, []).append(value)
+            found.setdefault(key, []).append(np.asarray(value))
     dims = "policy", "action"
     return xr.Dataset(
-        {key: (dims[: np.ndim(values)], np.stack(values)) for key, values in found.items()},
+        {key: (dims[: values[0].ndim + 1], np.stack(values)) for key, values in found.items()},
         coords={"action": np.arange(store.action_dim)},
     )

@@ -11,7 +11,7 @@ import xarray as xr
 from kedrl_dask.estimator.bootstrap import Draws
 from kedrl_dask.estimator.fitted.results import text
 from kedrl_dask.numerics.laws.summaries import SUMMARIES, Summaries
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Indices, Real
 
 #: Difference of distribution functions below which they count as equal.
 DOMINANCE_TOLERANCE = 0.01
@@ -46,7 +46,7 @@ def _labelled(
 
 
 def contrasts(
-    summaries: Summaries, estimates: Mapping[str, Array], draws: Mapping[str, Draws], interval: float
+    summaries: Summaries, estimates: Mapping[str, Real], draws: Mapping[str, Draws], interval: float
 ) -> xr.Dataset:
     """Differences and dominance, for every pair: the later policy less the earlier one."""
     pairs = list(combinations(estimates, 2))
@@ -79,7 +79,7 @@ def contrasts(
     )
 
 
-def dominance(below: Array) -> Array:
+def dominance(below: Real) -> Indices:
     """Which law dominates, from differences F₁ − F₀ of distribution functions: 1, −1 for 0, or 0 for none."""
     largest, smallest = below.max(axis=-1), below.min(axis=-1)
     later = (largest <= DOMINANCE_TOLERANCE) & (smallest < -DOMINANCE_TOLERANCE)

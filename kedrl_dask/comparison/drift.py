@@ -1,17 +1,16 @@
-"""What changed between two results of a scheduled evaluation, and what of it is worth an alert."""
+"""Changes between two results of a scheduled evaluation, and which of them are worth an alert."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import sqrt
-from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Array, Record
 
 #: Summaries that are compared, each with a threshold of its name.
 SUMMARIES = ("mean", "quantile", "cvar")
@@ -61,7 +60,7 @@ class Change:
             f"(alert above {self.threshold:.2g})"
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """Plain values, for JSON."""
         return {**asdict(self), "alert": self.is_alert}
 
@@ -79,7 +78,7 @@ class Drift:
     findings : tuple of str
         What speaks against the answers now and did not before.
     remark : str
-        Why results were not compared, or what else differs.
+        Why results were not compared, or what else has changed.
     """
 
     since: str = ""
@@ -89,11 +88,11 @@ class Drift:
 
     @property
     def alerts(self) -> tuple[str, ...]:
-        """What is worth an alert, in words."""
+        """Everything worth an alert, in words."""
         shifted = tuple(str(change) for change in self.changes if change.is_alert)
         return (*shifted, *(f"new finding: {finding}" for finding in self.findings))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Record:
         """Plain values, for JSON."""
         return {
             "since": self.since,
@@ -107,7 +106,7 @@ def compare_results(
     since: str,
     last: xr.Dataset,
     now: xr.Dataset,
-    data: tuple[Mapping[str, Any], Mapping[str, Any]] | None,
+    data: tuple[Record, Record] | None,
     thresholds: Thresholds,
 ) -> Drift:
     """Compare a result with the last one.
@@ -119,8 +118,8 @@ def compare_results(
     last, now : xarray.Dataset
         As :func:`kedrl_dask.compare` has them.
     data : pair of dicts, or None
-        Numbers of ``rows`` and ``episodes``, and mean and standard deviation of ``columns``, then and now, if
-        rows were appended.
+        ``rows`` and ``episodes`` (their numbers), and mean and standard deviation of ``columns``, before and
+        after rows were appended; None if there are no new rows.
     thresholds : Thresholds
     """
     changes = [] if data is None else list(_data_changes(*data, thresholds.data))
@@ -146,7 +145,7 @@ def _difference(last: xr.Dataset, now: xr.Dataset) -> str:
             continue
         before, after = (_of_one_policy(part[name]) for part in (last, now))
         if before.shape != after.shape or not np.array_equal(before, after):
-            return f"the {name.replace('_', ' ')}s are others"
+            return f"the {name.replace('_', ' ')}s have changed"
     return ""
 
 
@@ -167,15 +166,15 @@ def _law_changes(name: str, last: xr.Dataset, now: xr.Dataset, thresholds: Thres
 
 
 def _in_deviations(difference: xr.DataArray, deviation: xr.DataArray) -> xr.DataArray:
-    """Shifts over deviations; of something that did not vary every shift is infinite."""
+    """Shifts over deviations; any shift of a constant is infinite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return (difference / deviation).where(difference != 0, 0.0)
 
 
-def _data_changes(last: Mapping[str, Any], now: Mapping[str, Any], threshold: float) -> Iterator[Change]:
+def _data_changes(last: Record, now: Record, threshold: float) -> Iterator[Change]:
     """The largest shift of a column's mean among the appended rows, for state, action and reward."""
     n, m = last["rows"], now["rows"]
-    # The mean of independent episodes has at most this share of a row's deviation; two are let pass.
+    # The mean of k independent episodes varies by at most 1/√k of a row's deviation; twice that is allowed.
     threshold += 2 / sqrt(max(1, now["episodes"] - last["episodes"]))
     for name, before in last["columns"].items():
         mean, deviation = np.array(before["mean"]), np.array(before["std"])

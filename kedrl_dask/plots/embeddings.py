@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from kedrl_dask.datasets.truth import ReturnLaw
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import ORANGE, Figure
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Matrix, Vector
 
 #: Points along each axis.
 N_POINTS = 80
@@ -25,10 +25,10 @@ N_FREQUENCIES = 2**12
 class _Mesh(NamedTuple):
     """Values of the embedding, and of the true one if it is known, on a mesh of two coordinates."""
 
-    x: Array
-    y: Array
-    fitted: Array
-    true: Array | None
+    x: Vector
+    y: Vector
+    fitted: Matrix
+    true: Matrix | None
     held: str
 
 
@@ -89,7 +89,7 @@ def embedding_surface(
     """
     mesh = _mesh("embedding_surface", model, state, action, coordinates, law)
     figure = Figure(figsize=(6.4, 5.2))
-    axes: Any = figure.add_axes((0.0, 0.03, 0.95, 0.92), projection="3d")
+    axes: Any = figure.add_axes((0.0, 0.03, 0.95, 0.92), projection="3d")  # mplot3d has no types
     x, y = np.meshgrid(mesh.x, mesh.y)
     axes.plot_surface(x, y, mesh.fitted, cmap="cividis", alpha=0.85, linewidth=0, antialiased=True)
     if mesh.true is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.regression.input_kernel import WORTHWHILE
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+from kedrl_dask.utils.arrays import Record
 
 #: Sizes that may be chosen, and whose error is looked at.
 GROWN = {
@@ -41,7 +41,7 @@ def tuning(model: KEDRL) -> Figure:
     return figure
 
 
-def _tuning_panels(model: KEDRL, tried: dict[str, Any]) -> list[Callable[[Axes], None]]:
+def _tuning_panels(model: KEDRL, tried: Record) -> list[Callable[[Axes], None]]:
     """What draws each panel."""
     draw: list[Callable[[Axes], None]] = []
     if "input_kernel" in tried:
@@ -58,7 +58,7 @@ def _tuning_panels(model: KEDRL, tried: dict[str, Any]) -> list[Callable[[Axes],
     return draw
 
 
-def _length_scales(axes: Axes, tried: dict[str, Any]) -> None:
+def _length_scales(axes: Axes, tried: Record) -> None:
     """A map of the error, with the chosen pair."""
     length_scales, ridges, values = tried["length_scales"], tried["ridges"], np.array(tried["errors"])
     best = np.unravel_index(np.argmin(values), values.shape)
@@ -78,7 +78,7 @@ def _length_scales(axes: Axes, tried: dict[str, Any]) -> None:
     )
 
 
-def _trials(axes: Axes, trials: list[dict[str, Any]]) -> None:
+def _trials(axes: Axes, trials: list[Record]) -> None:
     """Gains of single coordinates' lengths, as shares of the error, with their noise."""
     position = np.arange(len(trials))
     gains, noise, errors = (

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from kedrl_dask.estimator.fitted import persistence, results
 from kedrl_dask.estimator.fitted.diagnostics import versions
 from kedrl_dask.estimator.fitted.findings import Finding, Refused, fit_evidence, objections
 from kedrl_dask.estimator.kedrl import KEDRL
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Inputs, Record
 
 #: Name of the policy of a saved model.
 FITTED = "fitted policy"
@@ -61,8 +60,8 @@ class Content:
     findings: tuple[Finding, ...]
     accepted: tuple[str, ...]
     policies: dict[str, str]
-    diagnostics: dict[str, dict[str, Any]]
-    settings: dict[str, Any]
+    diagnostics: dict[str, Record]
+    settings: Record
     versions: dict[str, str]
     seconds: dict[str, float]
     where: str
@@ -108,7 +107,7 @@ def read(path: str | Path, accept: Sequence[str] = ()) -> Content:
     )
 
 
-def _points(path: Path) -> Array | None:
+def _points(path: Path) -> Inputs | None:
     """The inputs that a demonstration looked at."""
     summary = path / "summary.json"
     if not summary.exists():
@@ -195,7 +194,7 @@ def from_model(
     )
 
 
-def typical_inputs(model: KEDRL) -> Array:
+def typical_inputs(model: KEDRL) -> Inputs:
     """Points of the basis along its first principal component, in units of the input kernel; (n, p + q)."""
     scaled = model.input_kernel_.scale(model.basis_)
     centred = scaled - scaled.mean(axis=0)

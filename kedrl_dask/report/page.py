@@ -1,4 +1,4 @@
-"""The page: everything in one file, which fetches nothing."""
+"""The page: one file with everything in it, which fetches nothing from the network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import xarray as xr
 from bokeh.resources import Resources
@@ -20,17 +19,20 @@ from kedrl_dask.report import sentences
 from kedrl_dask.report.charts import chart_data, chart_items
 from kedrl_dask.report.content import Content
 from kedrl_dask.report.traffic_lights import checks, overall
+from kedrl_dask.utils.arrays import Record
 
 GENERATOR = f"kedrl {__version__}"
 
 
 def write(content: Content, output: str | Path) -> Path:
-    """Write the page; an earlier report may be there, and nothing else."""
+    """Write the page; only an earlier report is replaced."""
     output = Path(output)
     if output.exists() and not _is_report(output):
-        raise FileExistsError(f"{output} exists and is no report of kedrl; choose another path with --output")
+        raise FileExistsError(
+            f"{output} exists and is not a report of kedrl; choose another path with --output"
+        )
     if not output.parent.is_dir():
-        raise FileNotFoundError(f"{output.parent} is no directory; create it, or choose another path")
+        raise FileNotFoundError(f"{output.parent} is not a directory; create it, or choose another path")
     write_atomic(output, render(content))
     return output
 
@@ -40,7 +42,7 @@ def _is_report(path: Path) -> bool:
 
 
 def render(content: Content) -> str:
-    """The page as text."""
+    """The page as HTML."""
     found, folder = checks(content), files("kedrl_dask.report")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     facts = next(iter(content.diagnostics.values()))
@@ -65,10 +67,10 @@ def render(content: Content) -> str:
     )
 
 
-def _answers(dataset: xr.Dataset) -> dict[str, Any]:
-    """What the part with the answers needs."""
+def _answers(dataset: xr.Dataset) -> Record:
+    """The variables of the part with the answers."""
     data = chart_data(dataset)
-    pairs = [f"{a} less {b}" for a, b in zip(*_names(dataset), strict=True)]
+    pairs = sentences.pairs(dataset)
     payload = json.dumps({"data": data, "items": chart_items(data)}, allow_nan=False)
     return {
         "answers": sentences.answers(dataset),
@@ -90,12 +92,6 @@ def _answers(dataset: xr.Dataset) -> dict[str, Any]:
     }
 
 
-def _names(dataset: xr.Dataset) -> tuple[list[str], list[str]]:
-    if "pair" not in dataset.dims:
-        return [], []
-    return [str(v) for v in dataset["minuend"].values], [str(v) for v in dataset["subtrahend"].values]
-
-
 def _inputs(dataset: xr.Dataset, n: int) -> Iterator[str]:
     """The state and action of each input in words."""
     if "input_state" not in dataset or "averaged" in dataset.dims:
@@ -109,7 +105,7 @@ def _inputs(dataset: xr.Dataset, n: int) -> Iterator[str]:
         yield f"{text}."
 
 
-def _vector(values: Any) -> str:
+def _vector(values: xr.DataArray) -> str:
     return f"({', '.join(f'{float(value):.3g}' for value in values)})"
 
 
@@ -118,7 +114,7 @@ def _distances(dataset: xr.Dataset, pairs: list[str]) -> Iterator[str]:
         yield f"{pair} {values.min():.2g} to {values.max():.2g}"
 
 
-def _columns(facts: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def _columns(facts: Record) -> Iterator[tuple[str, list[str]]]:
     for kind, ranges in facts.get("columns", {}).items():
         for i, numbers in enumerate(zip(*(ranges[key] for key in ("mean", "sd", "min", "max")), strict=True)):
             yield f"{kind} {i + 1}", [f"{number:.4g}" for number in numbers]
@@ -156,7 +152,7 @@ def _tables(content: Content) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     yield "Timings", seconds + [(stage, f"{value:.1f} s") for stage, value in content.seconds.items()]
 
 
-def _text(value: Any) -> str:
-    """A setting for people; long arrays are cut."""
+def _text(value: object) -> str:
+    """A setting in words; long arrays are truncated."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 400 else f"{text[:400]} … ({len(text):,} characters)"

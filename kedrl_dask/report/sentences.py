@@ -1,8 +1,9 @@
-"""Answers in words and tables, before any picture."""
+"""The answers of a report in words and tables."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -10,21 +11,25 @@ import xarray as xr
 from kedrl_dask.numerics.laws.summaries import SUMMARIES
 from kedrl_dask.report.charts import MOST_INPUTS
 from kedrl_dask.report.content import Content
+from kedrl_dask.utils.arrays import Mask, Real, Vector
 
 #: Sentences before the tables.
 MOST_SENTENCES = 12
 
 
 class Cell(NamedTuple):
-    """A number, and its interval and its value under the second specification, if there are any."""
+    """A number, with its interval and its value under the second specification where they are known."""
 
     value: str
     interval: str = ""
     second: str = ""
 
 
+Row = tuple[str, int, list[Cell], str]
+
+
 def question(content: Content) -> str:
-    """What was asked."""
+    """The question that the report answers."""
     sizes, names = content.sizes, list(content.policies)
     rewards = f"{sizes['reward_dim']} reward{'s' * (sizes['reward_dim'] > 1)}"
     who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -44,7 +49,7 @@ def answers(dataset: xr.Dataset) -> list[str]:
 
 def _compared(dataset: xr.Dataset, coordinate: int) -> list[str]:
     """How often each pair's difference of means is clear, and who dominates."""
-    found, n = [], dataset.sizes["input"]
+    found = []
     for p in range(dataset.sizes["pair"]):
         part = dataset.isel(pair=p, coordinate=coordinate)
         later, sooner = part["minuend"].item(), part["subtrahend"].item()
@@ -52,14 +57,10 @@ def _compared(dataset: xr.Dataset, coordinate: int) -> list[str]:
         text = f"Return {coordinate + 1}, {later} less {sooner}: the mean differs by {_range(value)}"
         if "mean_difference_low" in part:
             low, high = part["mean_difference_low"].to_numpy(), part["mean_difference_high"].to_numpy()
-            higher, lower = _of((low > 0).sum(), n), _of((high < 0).sum(), n)
+            higher, lower = _of(low > 0), _of(high < 0)
             text += f"; it is clearly higher at {higher}, clearly lower at {lower}"
         dominant = part["dominant"].to_numpy()
-        won = [
-            f"{name} at {_of((dominant == name).sum(), n)}"
-            for name in (later, sooner)
-            if (dominant == name).any()
-        ]
+        won = [f"{name} at {_of(dominant == name)}" for name in (later, sooner) if (dominant == name).any()]
         text += f". Dominant in the first order: {', '.join(won) or 'neither'}."
         found.append(text)
     return found
@@ -74,13 +75,14 @@ def _alone(dataset: xr.Dataset, coordinate: int) -> list[str]:
     ]
 
 
-def _range(values: Any) -> str:
+def _range(values: Vector) -> str:
     low, high = float(np.min(values)), float(np.max(values))
     return _number(low) if len(values) == 1 else f"{_number(low)} to {_number(high)}"
 
 
-def _of(count: Any, n: int) -> str:
-    return f"{int(count):,} of {n:,} input{'s' * (n > 1)}"
+def _of(where: Mask) -> str:
+    n = len(where)
+    return f"{where.sum():,} of {n:,} input{'s' * (n > 1)}"
 
 
 def _number(value: float) -> str:
@@ -88,34 +90,40 @@ def _number(value: float) -> str:
 
 
 def headings(dataset: xr.Dataset) -> list[str]:
-    """Of the columns of numbers."""
+    """The headings of the columns of numbers."""
     quantiles = [f"{float(level):.0%}" for level in dataset["level"].values]
     return ["mean", "sd", *quantiles, f"CVaR {dataset.attrs['tail']:.0%}"]
 
 
-def summaries_at(dataset: xr.Dataset) -> list[list[tuple[str, int, list[Cell], str]]]:
-    """For each input that is shown: policy, coordinate, numbers and flags."""
-    names, numbers = [str(name) for name in dataset["policy"].values], _numbers(dataset, "")
-    return [
-        [
-            (name, c + 1, [column[p, i, c] for column in numbers], _flags(dataset, p, i))
-            for p, name in enumerate(names)
-            for c in range(dataset.sizes["coordinate"])
-        ]
-        for i in range(min(MOST_INPUTS, dataset.sizes["input"]))
-    ]
-
-
-def differences_at(dataset: xr.Dataset) -> list[list[tuple[str, int, list[Cell], str]]]:
-    """For each input that is shown: pair, coordinate, differences and the dominant policy."""
+def pairs(dataset: xr.Dataset) -> list[str]:
+    """The pairs of policies by name."""
     if "pair" not in dataset.dims:
         return []
-    numbers, dominant = _numbers(dataset, "_difference"), dataset["dominant"].values
-    pairs = zip(dataset["minuend"].values, dataset["subtrahend"].values, strict=True)
-    names = [f"{later} less {sooner}" for later, sooner in pairs]
+    names = zip(dataset["minuend"].values, dataset["subtrahend"].values, strict=True)
+    return [f"{later} less {sooner}" for later, sooner in names]
+
+
+def summaries_at(dataset: xr.Dataset) -> list[list[Row]]:
+    """Policy, coordinate, numbers and flags, for each input that is shown."""
+    names = [str(name) for name in dataset["policy"].values]
+    return _tables(dataset, names, "", lambda p, i, _: _flags(dataset, p, i))
+
+
+def differences_at(dataset: xr.Dataset) -> list[list[Row]]:
+    """Pair, coordinate, differences and the dominant policy, for each input that is shown."""
+    if "pair" not in dataset.dims:
+        return []
+    dominant = dataset["dominant"].values
+    return _tables(dataset, pairs(dataset), "_difference", lambda *at: str(dominant[at]))
+
+
+def _tables(
+    dataset: xr.Dataset, names: list[str], suffix: str, remark: Callable[[int, int, int], str]
+) -> list[list[Row]]:
+    columns = list(_columns(dataset, suffix))
     return [
         [
-            (name, c + 1, [column[p, i, c] for column in numbers], str(dominant[p, i, c]))
+            (name, c + 1, [_cell(column, (p, i, c)) for column in columns], remark(p, i, c))
             for p, name in enumerate(names)
             for c in range(dataset.sizes["coordinate"])
         ]
@@ -123,33 +131,22 @@ def differences_at(dataset: xr.Dataset) -> list[list[tuple[str, int, list[Cell],
     ]
 
 
-def _numbers(dataset: xr.Dataset, suffix: str) -> list[dict[tuple[int, int, int], Cell]]:
-    """Cells by policy or pair, input and coordinate, for each column of the table."""
-    columns: list[dict[tuple[int, int, int], Cell]] = []
+def _columns(dataset: xr.Dataset, suffix: str) -> Iterator[dict[str, Real]]:
+    """Values and whatever else there is of each column, by policy or pair, input and coordinate."""
     for name in SUMMARIES:
-        parts = [
-            dataset[name + suffix + part].values if name + suffix + part in dataset else None
-            for part in ("", "_low", "_high", "_second")
-        ]
-        # One array of labels, inputs and coordinates for each part; of quantiles, one for each level.
-        levels = range(dataset.sizes["level"]) if name == "quantile" else (None,)
-        columns += [
-            _cells([part if part is None or level is None else part[..., level] for part in parts])
-            for level in levels
-        ]
-    return columns
+        variables = {part: name + suffix + part for part in ("", "_low", "_high", "_second")}
+        found = {part: dataset[key].values for part, key in variables.items() if key in dataset}
+        if name != "quantile":
+            yield found
+            continue
+        for level in range(dataset.sizes["level"]):
+            yield {part: values[..., level] for part, values in found.items()}
 
 
-def _cells(parts: list[Any]) -> dict[tuple[int, int, int], Cell]:
-    value, low, high, second = parts
-    return {
-        at: Cell(
-            _number(number),
-            "" if low is None else f"{_number(low[at])} to {_number(high[at])}",
-            "" if second is None else _number(second[at]),
-        )
-        for at, number in np.ndenumerate(value[:, :MOST_INPUTS])
-    }
+def _cell(column: dict[str, Real], at: tuple[int, int, int]) -> Cell:
+    numbers = {part: _number(values[at]) for part, values in column.items()}
+    interval = f"{numbers['_low']} to {numbers['_high']}" if "_low" in numbers else ""
+    return Cell(numbers[""], interval, numbers.get("_second", ""))
 
 
 def _flags(dataset: xr.Dataset, policy: int, at: int) -> str:

@@ -206,7 +206,7 @@ def test_cli__writes_the_page_and_replaces_reports_alone(saved, place, found, ca
     other.write_text("<p>mine</p>")
     capsys.readouterr()
     assert cli.main(["report", str(saved), "--output", str(other)]) == 2
-    assert "is no report of kedrl" in capsys.readouterr().err
+    assert "is not a report of kedrl" in capsys.readouterr().err
     assert other.read_text() == "<p>mine</p>"
 
 

@@ -395,5 +395,5 @@ def test_drift__shifts_in_deviations_of_the_last_law():
     assert len(drift.alerts) == 3
     assert drift.alerts[-1] == "new finding: p: mass: they sum to 2"
     other = now.assign_coords(input=[0, 2])
-    assert "the inputs are others" in compare_results("before", last, other, None, Thresholds()).remark
+    assert "the inputs have changed" in compare_results("before", last, other, None, Thresholds()).remark
     assert Change("p", "x", float("nan"), 1.0).is_alert

@@ -1,4 +1,4 @@
-"""Plain numbers that tell whether a fit can be trusted."""
+"""Diagnostics: plain numbers that show whether a fit can be trusted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 
@@ -20,16 +19,16 @@ from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.numerics.design.sizes import EXACT_HELD_OUT, SEPARATION_BLOCKS, SEPARATION_SAMPLE
 from kedrl_dask.numerics.kernels.spectral import kernel_error, waves
 from kedrl_dask.numerics.policies import Policy
-from kedrl_dask.utils.arrays import Array
+from kedrl_dask.utils.arrays import Inputs, Real, Record
 
-#: Inputs (s', a' ~ π) at which the fitted map is looked at; no conditioning point is among them.
+#: Inputs (s', a' ~ π) at which the fitted map is evaluated; none is a conditioning point.
 N_HELD_OUT = 1_000
 #: Libraries that results depend on.
 LIBRARIES = ("numpy", "scipy", "scikit-learn", "numba", "dask", "distributed", "zarr", "xarray")
 
 
-def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Policy) -> dict[str, Any]:
-    """Everything worth knowing about a fit, as numbers, strings and lists that JSON can hold."""
+def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Policy) -> Record:
+    """Diagnose a fit; the numbers, strings and lists can be written as JSON."""
     choices, solution = fit.choices, fit.solution
     seed = model.settings.random_state
     inputs = _held_out_inputs(model, fit, policy)
@@ -64,7 +63,7 @@ def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Polic
         "reward_trend": _trend(fit),
         "ridge_b": fit.ridge_b,
         "mass_penalty": fit.mass_penalty,
-        "tuning": _tuning(fit),
+        "tuning": fit.choices.tuning | fit.tried_ridges,
         "grid": asdict(
             grids.coverage(
                 choices.grid,
@@ -92,7 +91,7 @@ def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Polic
 
 
 def versions() -> dict[str, str]:
-    """What runs here, by name."""
+    """The versions of the package, Python and the libraries, by name."""
     own = {"kedrl_dask": __version__, "python": platform.python_version()}
     return own | {name: version(name) for name in LIBRARIES}
 
@@ -111,16 +110,11 @@ def _columns(sample: Transitions, state_dim: int) -> dict[str, dict[str, list[fl
     }
 
 
-def _spread(values: Array) -> dict[str, float]:
+def _spread(values: Real) -> dict[str, float]:
     return {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
 
 
-def _tuning(fit: Fit) -> dict[str, Any]:
-    """What was tried for the automatic settings, and its score."""
-    return fit.choices.tuning | fit.tried_ridges
-
-
-def _trend(fit: Fit) -> dict[str, Any] | None:
+def _trend(fit: Fit) -> Record | None:
     """Share of each reward coordinate's variance that the trend explains, on the sample."""
     sample, trend = fit.choices.sample, fit.choices.trend
     if trend is None:
@@ -144,7 +138,7 @@ def _ratio(fit: Fit) -> dict[str, float] | None:
     }
 
 
-def _held_out_inputs(model: FittedModel, fit: Fit, policy: Policy) -> Array:
+def _held_out_inputs(model: FittedModel, fit: Fit, policy: Policy) -> Inputs:
     """Successor states with target actions."""
     rng = np.random.default_rng([model.settings.random_state, 7])
     sample = fit.choices.sample
@@ -154,7 +148,7 @@ def _held_out_inputs(model: FittedModel, fit: Fit, policy: Policy) -> Array:
     return np.hstack([state, policy.sample(state, rng)])
 
 
-def _held_out(model: FittedModel, fit: Fit, inputs: Array) -> dict[str, Any]:
+def _held_out(model: FittedModel, fit: Fit, inputs: Inputs) -> Record:
     """Bellman risk, coefficient mass and negative mass."""
     risk, weights = model.bellman_risk(inputs), model.weights(inputs)
     return {
@@ -165,7 +159,7 @@ def _held_out(model: FittedModel, fit: Fit, inputs: Array) -> dict[str, Any]:
     }
 
 
-def _separation(model: FittedModel, fit: Fit, inputs: Array, risk: float) -> dict[str, Any]:
+def _separation(model: FittedModel, fit: Fit, inputs: Inputs, risk: float) -> Record:
     """How far the separated target is from the paired one, and which construction the data ask for."""
     choices, sample = fit.choices, fit.choices.sample
     rng = np.random.default_rng([model.settings.random_state, 9])
