@@ -373,6 +373,12 @@ def mmd(kernel, first, first_grid, second, second_grid):
     return np.sqrt(square + inner_product(kernel, second, second_grid, second, second_grid))
 
 
+def tilting_objective(p, particles, omega, atoms, kernel, divergence):
+    """‖Σ p_k k(z_k, ·) − Σ ω_i k(y_i, ·)‖² + λ·KL(p‖1/K) at one p."""
+    value = mmd(kernel, p, particles, omega, atoms) ** 2
+    return value + divergence * sum(w * np.log(len(p) * w) for w in p if w > 0)
+
+
 def proxy_coefficients(kernel, grid, values, ridge):
     """c^(g) = (K_Z + mλI)⁻¹g (app:emb_ill_posed)."""
     m = len(grid)

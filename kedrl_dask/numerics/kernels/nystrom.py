@@ -25,18 +25,25 @@ from kedrl_dask.utils.scratch import scratch
 HEAD = 128
 
 
+def pivoted_cholesky(gram: Matrix, unexplained: float) -> tuple[Indices, Matrix]:
+    """Order of the rows of a Gram matrix, the most informative first, and its factor (n, r) in this order.
+
+    It stops where the rows so far leave at most the variance ``unexplained`` of every other.
+    """
+    # With tol = 0 LAPACK stops at the first pivot that is not positive; negative values mean its own choice.
+    factor, pivots, rank, _ = dpstrf(gram, tol=unexplained, lower=1)
+    return pivots.astype(np.intp) - 1, np.tril(factor[:, :rank])
+
+
 def whiten(gram: Matrix, threshold: float) -> tuple[Indices, Matrix]:
     """Rows kept of a Gram matrix, and upper triangular T with Tᵀ·gram[kept, kept]·T = I.
 
     A row is kept as long as the rows before it, the most informative first, leave more than ``threshold``
     of the largest variance unexplained.
     """
-    largest = float(np.max(np.diag(gram)))
-    # With tol = 0 LAPACK stops at the first pivot that is not positive; negative values mean its own choice.
-    factor, pivots, rank, _ = dpstrf(gram, tol=threshold * largest, lower=1)
-    kept = pivots[:rank].astype(np.intp) - 1
-    lower = np.tril(factor[:rank, :rank])
-    return kept, solve_triangular(lower, np.eye(rank), lower=True).T
+    order, factor = pivoted_cholesky(gram, threshold * float(np.max(np.diag(gram))))
+    rank = factor.shape[1]
+    return order[:rank], solve_triangular(factor[:rank], np.eye(rank), lower=True).T
 
 
 @dataclass(frozen=True)
