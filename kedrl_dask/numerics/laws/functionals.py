@@ -8,17 +8,17 @@ The coefficients are signed: none of the results is a probability, and an estima
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.laws.mixture import ReturnFunction, checked_coordinate
+from kedrl_dask.numerics.laws.mixture import ReturnFunction, atoms_at, checked_coordinate
 from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recover_law
 from kedrl_dask.utils.arrays import Atoms, Matrix, Points, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, check_number, shown
@@ -28,6 +28,8 @@ __all__ = ["Box", "Embedding", "Expectation", "KernelFunction", "Proxy", "above"
 
 #: Values of λ that are tried, in units of σ². Below the first, K_Z + mλI is singular in double precision.
 RIDGES = 10.0 ** np.arange(-12, 0.5, 0.5)
+#: Atoms of an average whose Gram matrix fits in memory.
+MOST_ATOMS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,30 +249,36 @@ class Expectation:
         Not expectations under a law, because coefficients are signed: those of an indicator may be below
         zero or above one.
     function : KernelFunction
-        ĥ; a :class:`Proxy`, with its ridge and residual, unless the function was given as one of the RKHS.
+        ĥ; a :class:`Proxy`, with its ridge and residual, unless the function was given as one of the RKHS. A
+        tuple, one for each input, if the embeddings are shifted.
     bias : (n,) array
         E ĥ − E g under the recovered laws; zero for functions of the RKHS. For a smoothed box, g is its
         indicator.
     """
 
     value: Vector
-    function: KernelFunction = field(repr=False)
+    function: KernelFunction | tuple[KernelFunction, ...] = field(repr=False)
     bias: Vector
 
     @property
-    def norm(self) -> float:
-        """Stability factor ‖ĥ‖."""
-        return self.function.norm
+    def norm(self) -> float | Vector:
+        """Stability factor ‖ĥ‖; (n,) if the embeddings are shifted."""
+        return self._of_functions(lambda function: function.norm)
 
     @property
-    def grid_error(self) -> float:
-        """Largest |ĥ − g| at the atoms; zero for functions of the RKHS."""
-        return self.function.grid_error if isinstance(self.function, Proxy) else 0.0
+    def grid_error(self) -> float | Vector:
+        """Largest |ĥ − g| at the atoms; zero for functions of the RKHS; (n,) if embeddings are shifted."""
+        return self._of_functions(lambda f: f.grid_error if isinstance(f, Proxy) else 0.0)
+
+    def _of_functions(self, number: Callable[[KernelFunction], float]) -> float | Vector:
+        if isinstance(self.function, tuple):
+            return np.array([number(function) for function in self.function])
+        return number(self.function)
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """n elements Σ_i ω_i k_Z(z_i, ·) of the return kernel's RKHS on a common grid.
+    """n elements Σ_i ω_i k_Z(z_i, ·) of the return kernel's RKHS on a common grid, or moved ones.
 
     Attributes
     ----------
@@ -280,6 +288,8 @@ class Embedding:
         z.
     kernel : Matern
         k_Z.
+    shift : (n, d) array, optional
+        Added to the grid of each input.
 
     Examples
     --------
@@ -302,14 +312,26 @@ class Embedding:
     coefficients: Weights
     grid: Atoms
     kernel: Matern
+    shift: Points | None = field(default=None, kw_only=True)
+
+    @property
+    def alone(self) -> list[Embedding]:
+        """The embedding of each input by itself, on its own grid."""
+        return [
+            Embedding(row[None], atoms_at(i, self.grid, self.shift, {}), self.kernel)
+            for i, row in enumerate(self.coefficients)
+        ]
 
     def __call__(self, at: npt.ArrayLike) -> Matrix:
         """Values at the rows of ``at`` (g, d); (n, g)."""
+        if self.shift is not None:
+            return np.concatenate([one(at) for one in self.alone])
         return self.coefficients @ self.kernel(self.grid, _return_points(at, self.grid.shape[1]))
 
     def recover(self, **settings: Any) -> Recovered:
         """Laws near the embeddings; settings are those of ``recovery.RecoverySettings``."""
-        return recover_law(self.coefficients, self.grid, self.kernel, RecoverySettings(**settings))
+        used = RecoverySettings(**settings)
+        return recover_law(self.coefficients, self.grid, self.kernel, used, self.shift)
 
     def expect(
         self,
@@ -326,6 +348,10 @@ class Embedding:
         ridge : "auto" or float
             λ of the proxy.
         """
+        if self.shift is not None:
+            each = [one.expect(function, ridge) for one in self.alone]
+            value, bias = (np.concatenate([getattr(e, name) for e in each]) for name in ("value", "bias"))
+            return Expectation(value, tuple(cast("KernelFunction", e.function) for e in each), bias)
         if isinstance(function, KernelFunction):
             require_same_kernel(self.kernel, function.kernel, "the function's")
             return Expectation(
@@ -337,6 +363,10 @@ class Embedding:
     def inner(self, other: Embedding) -> Matrix:
         """⟨μ_i, ν_j⟩ with every element of another embedding; (n, k)."""
         require_same_kernel(self.kernel, other.kernel, "the other's")
+        if self.shift is not None:
+            return np.concatenate([one.inner(other) for one in self.alone])
+        if other.shift is not None:
+            return other.inner(self).T
         return self.coefficients @ self.kernel(self.grid, other.grid) @ other.coefficients.T
 
     def mmd(self, other: Embedding) -> Vector:
@@ -350,6 +380,9 @@ class Embedding:
         n = max(len(first), len(second))
         if not {len(first), len(second)} <= {1, n}:
             raise ValueError(f"mmd: {len(first)} embeddings and {len(second)}; expected as many, or one")
+        if not np.array_equal(np.asarray(self.shift), np.asarray(other.shift)):
+            pairs = zip(*(e.alone * (n // len(e.coefficients)) for e in (self, other)), strict=True)
+            return np.concatenate([one.mmd(another) for one, another in pairs])
         first, second = (np.broadcast_to(c, (n, c.shape[1])) for c in (first, second))
         grid, difference = self.grid, first
         if np.array_equal(self.grid, other.grid):
@@ -363,7 +396,8 @@ class Embedding:
     def average(self, weights: npt.ArrayLike | None = None) -> Self:
         """The embedding of the mixture of the laws: equal weights, or given ones scaled to sum to one.
 
-        Averaged over a sample of initial states, it is the embedding of the return from the initial law.
+        Averaged over a sample of initial states, it is the embedding of the return from the initial law. On
+        grids that are moved differently, it is one on the atoms of all.
         """
         n = len(self.coefficients)
         w = np.ones(n) if weights is None else as_numbers("average: weights", weights, finite=False)
@@ -371,7 +405,17 @@ class Embedding:
             raise ValueError(
                 f"average: weights must be {n} numbers ≥ 0 that are not all zero, got shape {w.shape}"
             )
-        return replace(self, coefficients=(w / w.sum())[None, :] @ self.coefficients)
+        if self.shift is None:
+            return replace(self, coefficients=(w / w.sum())[None, :] @ self.coefficients)
+        if self.coefficients.size > MOST_ATOMS:
+            raise ValueError(
+                f"average: {n} shifted embeddings have {self.coefficients.size:,} atoms, more than "
+                f"{MOST_ATOMS:,}; average over fewer inputs, or average summaries of their laws"
+            )
+        coefficients = ((w / w.sum())[:, None] * self.coefficients).reshape(1, -1)
+        return replace(
+            self, coefficients=coefficients, grid=np.vstack([e.grid for e in self.alone]), shift=None
+        )
 
 
 def _return_points(at: npt.ArrayLike, dim: int) -> Points:
@@ -399,5 +443,5 @@ def _bias(law: Recovered, proxy: Proxy) -> Vector:
     g = proxy.function
     if isinstance(g, Box):
         smoothed = proxy.kernel.smoothed(law.atoms, proxy.points, law.bandwidth**2)
-        return law.weights @ (smoothed @ proxy.coefficients) - law.prob(g.ends(law.atoms.shape[1]))
+        return law.weights @ (smoothed @ proxy.coefficients) - law.prob(g.ends(law.dim))
     return law.expectation(lambda points: proxy(points) - np.asarray(g(points), dtype=np.float64))

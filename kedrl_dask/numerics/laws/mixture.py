@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import wraps
+from typing import Concatenate, Literal, NamedTuple, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
-from kedrl_dask.utils.arrays import Atoms, Matrices, Matrix, Points, Vector, Weights
+from kedrl_dask.utils.arrays import Atoms, Indices, Matrices, Matrix, Points, Real, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, check_share, check_word, shown
 
 ReturnFunction = Callable[[Points], npt.ArrayLike]
 """Takes returns (k, d) and gives k numbers."""
+
+Parameters = ParamSpec("Parameters")
 
 Event = ReturnFunction | tuple[npt.ArrayLike, npt.ArrayLike]
 
@@ -34,20 +37,38 @@ class MassFunction(NamedTuple):
     probability: Weights
 
 
+def _by_input(
+    method: Callable[Concatenate[Mixture, Parameters], Real],
+) -> Callable[Concatenate[Mixture, Parameters], Real]:
+    """A method for laws with common atoms, applied input by input to laws with atoms of their own."""
+
+    @wraps(method)
+    def of_any(self: Mixture, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Real:
+        laws = [self] if self.is_common else self.alone
+        return np.concatenate([method(law, *args, **kwargs) for law in laws])
+
+    return of_any
+
+
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """n laws Σ_i w_i·N(y_i, diag(h²)) with common atoms y_i; where h is zero the law is discrete.
+    """n laws Σ_i w_i·N(y_i, diag(h²)); where h is zero the law is discrete.
+
+    The atoms y_i are common to all inputs, moved by a shift for each input, or different for each.
 
     Attributes
     ----------
-    atoms : (m, d) array
-        y.
+    atoms : (m, d) or (n, m, d) array
+        y, before the shift.
     weights : (n, m) array
         w, each row a probability vector.
     bandwidth : (d,) array
         h, the standard deviation by which each coordinate is smoothed; zero for none.
     supports : dict
         Supports of the coordinates that were projected on one, by coordinate.
+    shift : (n, d) array, optional
+        Added to the atoms of each input, which in projected coordinates then move to the nearest value of
+        the support: a support is one of the shifted return.
 
     Examples
     --------
@@ -64,23 +85,58 @@ class Mixture:
     [[0.2721, 0.2416]]
     >>> Mixture(law.atoms, law.weights, np.zeros(1), {0: law.atoms[:, 0]}).pmf(0).probability.tolist()
     [[0.5, 0.3, 0.2]]
+    >>> moved = Mixture(law.atoms, law.weights[[0, 0]], np.zeros(1), shift=np.array([[0.0], [10.0]]))
+    >>> moved.mean().round(6).tolist(), moved.quantile(0.9, 0).tolist()
+    ([[1.1], [11.1]], [4.0, 14.0])
     """
 
     atoms: Atoms
     weights: Weights
     bandwidth: Vector
     supports: Mapping[int, Vector] = field(default_factory=dict)
+    shift: Points | None = None
 
+    @property
+    def dim(self) -> int:
+        """Coordinates of the return."""
+        return int(self.atoms.shape[-1])
+
+    @property
+    def is_common(self) -> bool:
+        """Whether all inputs have the same atoms."""
+        return self.shift is None and self.atoms.ndim == 2
+
+    def atoms_of(self, row: int) -> Atoms:
+        """The atoms of one input; (m, d)."""
+        return atoms_at(row, self.atoms, self.shift, self.supports)
+
+    def rows(self, rows: Indices | slice) -> Mixture:
+        """The laws of some inputs."""
+        atoms = self.atoms if self.atoms.ndim == 2 else self.atoms[rows]
+        shift = None if self.shift is None else self.shift[rows]
+        return Mixture(atoms, self.weights[rows], self.bandwidth, self.supports, shift)
+
+    @property
+    def alone(self) -> list[Mixture]:
+        """The law of each input by itself."""
+        return [
+            Mixture(self.atoms_of(row), weights[None], self.bandwidth, self.supports)
+            for row, weights in enumerate(self.weights)
+        ]
+
+    @_by_input
     def mean(self) -> Points:
         """Means; (n, d)."""
         return self.weights @ self.atoms
 
+    @_by_input
     def covariance(self) -> Matrices:
         """Covariances, smoothing included; (n, d, d)."""
         # From deviations: a difference of squares may be negative by rounding.
         deviations = self.atoms - self.mean()[:, None, :]
         return np.einsum("ni,nij,nik->njk", self.weights, deviations, deviations) + np.diag(self.bandwidth**2)
 
+    @_by_input
     def cdf(self, t: npt.ArrayLike, coordinate: int) -> Vector:
         """P(Y ≤ t) of one coordinate; (n,) for a number t, (n, g) for g of them."""
         y, h = self._column(coordinate)
@@ -91,6 +147,7 @@ class Mixture:
             raise ValueError(f"cdf: t has shape {t.shape}, expected a number or (g,)")
         return self.weights @ _below(t - y.reshape(-1, *[1] * t.ndim), h)
 
+    @_by_input
     def quantile(self, q: npt.ArrayLike, coordinate: int) -> Vector:
         """Smallest t with P(Y ≤ t) ≥ q; (n,) for a number q, (n, k) for k of them."""
         y, h = self._column(coordinate)
@@ -122,6 +179,7 @@ class Mixture:
             low, high = np.where(reached, low, middle), np.where(reached, middle, high)
         return high
 
+    @_by_input
     def cvar(self, level: float, coordinate: int, tail: Literal["lower", "upper"] = "lower") -> Vector:
         """Mean of the lowest, or highest, share ``level`` of one coordinate; (n,).
 
@@ -139,6 +197,7 @@ class Mixture:
             expected = h * (z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
         return q - sign * (self.weights * expected).sum(axis=1) / level
 
+    @_by_input
     def density(
         self,
         at: npt.ArrayLike,
@@ -187,9 +246,14 @@ class Mixture:
         chosen = np.atleast_1d(np.asarray(coordinates))
         supports = [self._support("pmf", coordinate) for coordinate in chosen]
         points = np.stack(np.meshgrid(*supports, indexing="ij"), axis=-1).reshape(-1, len(chosen))
-        is_there = (self.atoms[:, None, chosen] == points).all(axis=2)
-        return MassFunction(points[:, 0] if np.ndim(coordinates) == 0 else points, self.weights @ is_there)
+        return MassFunction(points[:, 0] if np.ndim(coordinates) == 0 else points, self.mass(points, chosen))
 
+    @_by_input
+    def mass(self, points: Points, coordinates: Indices) -> Matrix:
+        """Probabilities of points (k, c) of some coordinates, without their smoothing; (n, k)."""
+        return self.weights @ (self.atoms[:, None, coordinates] == points).all(axis=2)
+
+    @_by_input
     def expectation(self, function: ReturnFunction) -> Vector:
         """E f(Y); (n,). ``function`` takes points (k, d) and gives k numbers.
 
@@ -198,10 +262,10 @@ class Mixture:
         nodes, smooth = self.atoms[:, None, :], np.flatnonzero(self.bandwidth)
         if smooth.size:
             uniform = qmc.Sobol(smooth.size, seed=0).random(N_NODES)
-            shifts = np.zeros((N_NODES, self.atoms.shape[1]))
-            shifts[:, smooth] = ndtri(uniform) * self.bandwidth[smooth]
-            nodes = nodes + shifts
-        values = np.asarray(function(nodes.reshape(-1, self.atoms.shape[1])), dtype=np.float64)
+            noise = np.zeros((N_NODES, self.dim))
+            noise[:, smooth] = ndtri(uniform) * self.bandwidth[smooth]
+            nodes = nodes + noise
+        values = np.asarray(function(nodes.reshape(-1, self.dim)), dtype=np.float64)
         if not np.isfinite(values).all():
             raise ValueError("function gave NaN or infinity; expected finite numbers: check it there")
         if values.shape != (nodes.shape[0] * nodes.shape[1],):
@@ -211,6 +275,7 @@ class Mixture:
             )
         return self.weights @ values.reshape(nodes.shape[:2]).mean(axis=1)
 
+    @_by_input
     def prob(self, event: Event) -> Vector:
         """Probability of an event; (n,).
 
@@ -222,7 +287,7 @@ class Mixture:
         """
         if callable(event):
             return self.expectation(lambda points: np.asarray(event(points), dtype=bool))
-        dim = self.atoms.shape[1]
+        dim = self.dim
         if not (isinstance(event, tuple | list) and len(event) == 2):
             raise ValueError(f"prob: an event is (low, high) or a function, got {shown(event)}")
         low, high = (as_numbers("prob: event", end, finite=False) for end in event)
@@ -234,7 +299,7 @@ class Mixture:
         return self.weights @ inside
 
     def _index(self, coordinate: int) -> int:
-        return checked_coordinate(coordinate, self.atoms.shape[1])
+        return checked_coordinate(coordinate, self.dim)
 
     def _column(self, coordinate: int) -> tuple[Vector, float]:
         index = self._index(coordinate)
@@ -254,6 +319,31 @@ def checked_coordinate(coordinate: object, dim: int, whose: str = "") -> int:
     if not isinstance(coordinate, int | np.integer) or not 0 <= coordinate < dim:
         raise ValueError(f"{whose}coordinate {shown(coordinate)} is not one of 0 to {dim - 1}")
     return int(coordinate)
+
+
+def on_supports(atoms: Atoms, supports: Mapping[int, Vector]) -> Atoms:
+    """Atoms whose projected coordinates are moved to the nearest value of their support."""
+    moved = atoms.copy()
+    for coordinate, support in supports.items():
+        nearest = np.abs(atoms[:, coordinate, None] - support).argmin(axis=1)
+        moved[:, coordinate] = support[nearest]
+    return moved
+
+
+def atoms_at(row: int, atoms: Atoms, shift: Points | None, supports: Mapping[int, Vector]) -> Atoms:
+    """The atoms of one input, from common ones or its own, moved by its shift; (m, d)."""
+    own = atoms if atoms.ndim == 2 else atoms[row]
+    return own if shift is None else on_supports(own + shift[row], supports)
+
+
+def checked_shift(name: str, shift: npt.ArrayLike | None, n: int, dim: int) -> Points | None:
+    """A shift for each of n inputs, or none."""
+    if shift is None:
+        return None
+    values = as_numbers(f"{name}: shift", shift)
+    if values.shape != (n, dim):
+        raise ValueError(f"{name}: shift has shape {values.shape}, expected {(n, dim)}: one row per input")
+    return values
 
 
 def _below(distance: Vector, h: float) -> Vector:

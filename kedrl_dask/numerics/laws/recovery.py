@@ -19,7 +19,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial import cKDTree
 
 from kedrl_dask.numerics.kernels.matern import Matern
-from kedrl_dask.numerics.laws.mixture import Mixture, checked_coordinate
+from kedrl_dask.numerics.laws.mixture import Mixture, checked_coordinate, checked_shift, on_supports
 from kedrl_dask.numerics.laws.simplex import SimplexProblem, minimise, minimise_by_adam
 from kedrl_dask.utils.arrays import Atoms, Mask, Matrices, Matrix, Real, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, check_number, check_word, is_word, shown
@@ -36,6 +36,8 @@ LARGE_RESIDUAL = 0.1
 LARGE_DIFFERENCE = 0.1
 #: Share of the largest atom below which a difference is rounding.
 ROUNDING = 1e-12
+#: Fields of recovered laws with a number for each input.
+DIAGNOSTICS = ("residual", "relative_residual", "gap", "converged", "objective")
 #: Levels of the quantiles that are compared.
 COMPARED_LEVELS = (0.1, 0.5, 0.9)
 
@@ -138,7 +140,7 @@ class Recovered(Mixture):
     coefficients : (n, m) array
         The signed ω that were matched.
     grid : (m, d) array
-        Their atoms, before projection.
+        Their atoms, before projection and shift.
     kernel : Matern
         The return kernel.
     settings : RecoverySettings
@@ -172,7 +174,7 @@ class Recovered(Mixture):
 
     def __repr__(self) -> str:
         """Sizes, and how far the laws are from the embeddings."""
-        (n, m), d = self.weights.shape, self.atoms.shape[1]
+        (n, m), d = self.weights.shape, self.dim
         return (
             f"{type(self).__name__}: {n} laws of {d} coordinates on {m} atoms; relative residual up to "
             f"{self.relative_residual.max(initial=0.0):.3f}, gap up to {self.gap.max(initial=0.0):.1e}"
@@ -180,7 +182,8 @@ class Recovered(Mixture):
 
     def under(self, **settings: Any) -> Recovered:
         """The laws under other settings: ``recovered.under(ridge=1e-2, bandwidth=0.3)``."""
-        return recover_law(self.coefficients, self.grid, self.kernel, replace(self.settings, **settings))
+        used = replace(self.settings, **settings)
+        return recover_law(self.coefficients, self.grid, self.kernel, used, self.shift)
 
     @cached_property
     def sensitivity(self) -> Recovered:
@@ -208,10 +211,11 @@ class Recovered(Mixture):
         """
         spread = np.sqrt(np.diagonal(self.covariance(), axis1=1, axis2=2))
         # A law of one value has no spread; its mean still moves by rounding.
-        tolerance = LARGE_DIFFERENCE * spread + ROUNDING * np.abs(self.atoms).max(axis=0)
+        largest = [np.abs(self.atoms_of(row)).max(axis=0) for row in range(len(spread))]
+        tolerance = LARGE_DIFFERENCE * spread + ROUNDING * np.reshape(largest, spread.shape)
 
         def location(law: Mixture) -> Matrices:
-            columns = [law.quantile(COMPARED_LEVELS, c) for c in range(law.atoms.shape[1])]
+            columns = [law.quantile(COMPARED_LEVELS, c) for c in range(law.dim)]
             return np.concatenate([law.mean()[:, :, None], np.stack(columns, axis=1)], axis=2)
 
         moved = self.differs(location, tolerance[:, :, None])
@@ -227,6 +231,7 @@ def recover_law(
     grid: npt.ArrayLike,
     kernel: Matern,
     settings: RecoverySettings | None = None,
+    shift: npt.ArrayLike | None = None,
 ) -> Recovered:
     """Simplex weights whose proxy law has the nearest embedding, for n embeddings at once.
 
@@ -242,15 +247,24 @@ def recover_law(
     kernel : Matern
         k_Z.
     settings : RecoverySettings, optional
+    shift : (n, d) array, optional
+        Added to the atoms of each input. The kernel does not notice, but a support does, which is one of the
+        shifted return: with projected coordinates every input is matched on moved atoms of its own.
     """
     omega, grid = _checked(coefficients, grid)
+    moves = checked_shift("recover", shift, len(omega), grid.shape[1])
     gram = kernel(grid, grid)
     used = (settings or RecoverySettings()).resolved(grid, gram)
-    atoms = grid.copy()
     supports = cast("Mapping[int, Vector]", used.projected)
-    for coordinate, support in supports.items():
-        nearest = np.abs(grid[:, coordinate, None] - support).argmin(axis=1)
-        atoms[:, coordinate] = support[nearest]
+    if moves is not None and supports and len(omega):
+        alone = [
+            recover_law(row[None], grid + move, kernel, used) for row, move in zip(omega, moves, strict=True)
+        ]
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(law, name) for law in alone]) for name in ("weights", *DIAGNOSTICS)
+        }
+        return replace(alone[0], **joined, atoms=grid, grid=grid, coefficients=omega, shift=moves)
+    atoms = on_supports(grid, supports)
     variance = np.asarray(used.bandwidth) ** 2
     cross = kernel.smoothed(grid, atoms, variance)
     own = kernel.smoothed(atoms, atoms, 2 * variance)
@@ -265,7 +279,7 @@ def recover_law(
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(norm > 0, residual / np.sqrt(np.maximum(norm, 0.0)), np.inf)
     return Recovered(
-        atoms, weights, np.asarray(used.bandwidth), supports,
+        atoms, weights, np.asarray(used.bandwidth), supports, moves,
         residual=residual, relative_residual=relative, gap=solution.gap,
         converged=solution.gap <= tolerance, objective=solution.value + constant,
         coefficients=omega, grid=grid, kernel=kernel, settings=used,

@@ -33,7 +33,7 @@ UNSEEN = 5e-4
 
 def summarise(law: Mixture, levels: Sequence[float] = LEVELS, tail: float = TAIL) -> dict[str, Real]:
     """The summaries of n laws: (n, d) each, and (n, d, level) for the quantiles."""
-    coordinates = range(law.atoms.shape[1])
+    coordinates = range(law.dim)
     return {
         "mean": law.mean(),
         "sd": np.sqrt(np.diagonal(law.covariance(), axis1=1, axis2=2)),
@@ -42,18 +42,23 @@ def summarise(law: Mixture, levels: Sequence[float] = LEVELS, tail: float = TAIL
     }
 
 
-def thresholds(law: Mixture) -> Matrix:
+def thresholds(*laws: Mixture) -> Matrix:
     """Points at which distribution functions are evaluated, equally many for each coordinate; (d, T).
 
     Without smoothing these are the atoms, where the functions jump. With smoothing they are a quarter of the
     bandwidth apart, so that the largest difference between two functions is missed by less than 0.004:
-    |F″| ≤ 0.25/h² for each. A coordinate with fewer thresholds than another repeats its last one.
+    |F″| ≤ 0.25/h² for each. A coordinate with fewer thresholds than another repeats its last one. Of atoms
+    that differ between inputs, which may be very many, at most 401 are taken, evenly by rank.
     """
     columns = []
-    for c, (y, h) in enumerate(zip(law.atoms.T, law.bandwidth, strict=True)):
+    law, are_common = laws[0], all(law.is_common for law in laws)
+    atoms = law.atoms if are_common else np.concatenate([one.atoms for law in laws for one in law.alone])
+    for c, (y, h) in enumerate(zip(atoms.T, law.bandwidth, strict=True)):
         low, high = y.min() - BEYOND * h, y.max() + BEYOND * h
         n_steps = 0 if h == 0 else min(int(np.ceil((high - low) / (STEP * h))), MOST_THRESHOLDS)
         values = np.union1d(y, law.supports.get(c, y))
+        if not are_common and len(values) > MOST_THRESHOLDS:
+            values = values[np.linspace(0, len(values) - 1, MOST_THRESHOLDS + 1).astype(np.intp)]
         columns.append(values if h == 0 else np.linspace(low, high, n_steps + 1))
     longest = max(len(column) for column in columns)
     return np.stack([np.pad(column, (0, longest - len(column)), mode="edge") for column in columns])
@@ -122,4 +127,4 @@ class Summaries:
 def _density(law: Mixture, t: Vector, coordinate: int) -> Matrix:
     if law.bandwidth[coordinate] > 0:
         return law.density(t, coordinate)
-    return law.weights @ (law.atoms[:, coordinate, None] == t)
+    return law.mass(t[:, None], np.array([coordinate]))
