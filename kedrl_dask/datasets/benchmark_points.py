@@ -33,18 +33,11 @@ _SEED = 20_260_101
 
 @dataclass(frozen=True, eq=False)
 class Support:
-    """The region of the logged inputs of a pair of policies.
+    """The region of the logged inputs of a pair: their mean, inverse covariance, and behaviour policy.
 
     A point (s, a) is supported if its squared Mahalanobis distance from the logged inputs is below the 95 %
     quantile of the χ² law with p + q degrees of freedom, and its action within the central 95 % of the
     behaviour policy's actions at s, all of them if that policy is uniform.
-
-    Attributes
-    ----------
-    mean, precision : (p + q,) and (p + q, p + q) arrays
-        Mean and inverse covariance of the logged inputs.
-    behavior : LocationScale
-        The policy that logged them.
     """
 
     mean: Vector

@@ -25,17 +25,9 @@ def write_episodes(
 ) -> TransitionStore:
     """Write the rows of each episode into a new store, which appears when it is complete.
 
-    Parameters
-    ----------
-    path : path-like
-    episodes : iterable of mappings
-        For each episode its ``state``, ``action``, ``reward`` and ``terminated``.
-    n_episodes : int
-        Number of episodes, for progress.
-    chunk_rows : int
-    progress : {"auto", "bars", "log", "none"}
-    **sizes
-        ``state_dim``, ``action_dim`` and ``reward_dim`` where they are not those of the first episode.
+    An episode has ``state``, ``action``, ``reward`` and ``terminated``; ``n_episodes`` is for progress, and
+    ``sizes`` are ``state_dim``, ``action_dim`` and ``reward_dim`` where they are not those of the first
+    episode.
     """
     with atomic_directory(path) as partial, Reporter(progress).stage("episodes", n_episodes) as advance:
         writer = None

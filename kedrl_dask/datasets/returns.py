@@ -29,27 +29,10 @@ def write_returns(
 
     The inputs are those of the transitions in ``store``, in their order, so that a
     :class:`~kedrl_dask.ConditionalEmbedding` of the pairs and a :class:`~kedrl_dask.KEDRL` of the store see
-    the same inputs. Rows are simulated in groups, each from a generator of its own: memory does not grow
-    with their number, and a return does not depend on the stored chunks.
-
-    Parameters
-    ----------
-    path : path
-        Directory of the new store.
-    store : TransitionStore
-        Whose inputs are taken; episodes of ``system`` under any policy.
-    policy : Policy
-        The target policy, which acts after the first action.
-    discount : float
-        γ.
-    n_returns : int
-        Independent returns, and so pairs, for each input.
-    seed : int
-        Non-negative seed.
-    system : System
-        The system that the store was simulated from.
-    advance : callable, optional
-        Called with the number of pairs after each group.
+    the same inputs; ``system`` is what the store was simulated from. Each has ``n_returns`` independent
+    returns. Rows are simulated in groups, each from a generator of its own: memory does not grow with their
+    number, and a return does not depend on the stored chunks. ``advance`` is called with the number of pairs
+    after each group.
     """
     if n_returns < 1:
         raise ValueError(f"write_returns: n_returns must be at least 1, got {n_returns}")

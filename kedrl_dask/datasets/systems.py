@@ -56,18 +56,12 @@ class LinearGaussianSystem:
 
     Parameters
     ----------
-    state_weights : (p, p + q) array
-        W_s.
-    state_bias : (p,) array
-        b_s.
-    reward_weights : (d, p + q) array
-        W_r.
-    reward_bias : (d,) array
-        b_r.
-    state_cov : (p, p) array
-        Covariance Σ_s of ε_s.
-    reward_cov : (d, d) array
-        Covariance Σ_r of ε_r.
+    state_weights, reward_weights : (p, p + q) and (d, p + q) arrays
+        W_s and W_r.
+    state_bias, reward_bias : (p,) and (d,) arrays
+        b_s and b_r.
+    state_cov, reward_cov : (p, p) and (d, d) arrays
+        Covariances Σ_s of ε_s and Σ_r of ε_r.
     cross_cov : (d, p) array
         Covariance Σ_rs of ε_r with ε_s, 0 by default.
 
@@ -158,11 +152,7 @@ class LinearGaussianSystem:
 
         s' = W_s x + b_s + ε_s + Λr = (W_s + ΛW_r)x + (b_s + Λb_r) + (ε_s + Λε_r): linear-Gaussian again,
         with Cov(ε_s + Λε_r) = Σ_s + ΛΣ_rΛᵀ + ΛΣ_rs + (ΛΣ_rs)ᵀ and Cov(ε_r, ε_s + Λε_r) = Σ_rs + Σ_rΛᵀ.
-
-        Parameters
-        ----------
-        loading : (p, d) array
-            Λ.
+        ``loading`` is Λ (p, d).
         """
         loading = np.asarray(loading, dtype=np.float64)
         if loading.shape != (self.state_dim, self.reward_dim):
@@ -205,17 +195,8 @@ class LinearGaussianSystem:
 class TerminatingSystem:
     """A linear-Gaussian system whose episodes end for good, sooner in some states than in others.
 
-    After each step the episode ends with probability 1/(1 + exp(−(w·s' + b))), s' the state reached.
-    The reward of that step is the last one, and s' is never seen.
-
-    Parameters
-    ----------
-    dynamics : LinearGaussianSystem
-        Rewards and next states.
-    weights : (p,) array
-        w.
-    bias : float
-        b.
+    After each step the episode ends with probability 1/(1 + exp(−(w·s' + b))), s' the state reached, w the
+    weights (p,) and b the bias. The reward of that step is the last one, and s' is never seen.
 
     Examples
     --------

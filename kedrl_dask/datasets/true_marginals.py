@@ -25,12 +25,8 @@ class CentredMarginal:
     """Law of Z_c − E Z_c, which is the same at every point and symmetric.
 
     By Gil-Pelaez' inversion of its characteristic function φ₀: F(t) = ½ + (1/π)∫_0^∞ sin(wt)·φ₀(w)/w dw. The
-    midpoint rule is exact here to rounding: φ₀ is smooth, with a Gaussian factor.
-
-    Attributes
-    ----------
-    at, cdf : arrays
-        Tabulated F, taken as linear in between: quantiles are right to five digits.
+    midpoint rule is exact here to rounding: φ₀ is smooth, with a Gaussian factor. F is tabulated, and taken
+    as linear in between: quantiles are right to five digits.
     """
 
     at: Vector

@@ -134,20 +134,12 @@ class ReturnLaw:
         return draws + self.mean[:, None, :]
 
     def embed(self, at: Points | Matrices, kernel: Matern, n_frequencies: int = 2**14) -> Matrix:
-        """True mean embedding E k(Z(x), z) at each point x and each z, shape (n, g).
+        """True mean embedding E k(Z(x), z) at each point x and each z of ``at``, shape (n, g).
 
         k(z, z') = σ² E cos(w·(z − z')) over the spectral measure of the kernel, hence
-        E k(Z(x), z) = σ² E_w[φ₀(w)·cos(w·(mean(x) − z))] with φ₀ the centred characteristic function;
-        the mean over w is taken on quasi-Monte Carlo frequencies.
-
-        Parameters
-        ----------
-        at : (g, d) or (n, g, d) array
-            Where to evaluate: one set of points z for all x, or one for each.
-        kernel : Matern
-            The return kernel.
-        n_frequencies : int
-            Number of quadrature nodes, a power of two for balance.
+        E k(Z(x), z) = σ² E_w[φ₀(w)·cos(w·(mean(x) − z))] with φ₀ the centred characteristic function; the
+        mean over w is taken on ``n_frequencies`` quasi-Monte Carlo nodes, a power of two for balance. ``at``
+        is one set of points (g, d) for all x, or (n, g, d), one for each.
         """
         n, d = self.mean.shape
         grids = _grid_of_each_point("embed", at, n, d)
@@ -174,17 +166,8 @@ class ReturnLaw:
         """‖μ̂(x) − μ(x)‖ in the kernel's RKHS, the maximum mean discrepancy, for μ̂ = Σ_i ω_i k(z_i, ·); (n,).
 
         Its square is ωᵀK_Zω − 2ωᵀμ(z) + E k(Z, Z') = σ² E_w |Σ_i ω_i exp(iw·z_i) − φ(w)|²: in this form,
-        with one set of frequencies for all three terms, nothing cancels.
-
-        Parameters
-        ----------
-        weights : (n, m) array
-            Coefficients ω at each point, of either sign.
-        atoms : (m, d) array
-            z_i.
-        kernel : Matern
-        n_frequencies : int
-            Number of quadrature nodes, a power of two for balance.
+        with one set of frequencies for all three terms, nothing cancels. The weights ω (n, m) at atoms z_i
+        (m, d) may be of either sign.
         """
         n, d = self.mean.shape
         weights, atoms = np.asarray(weights, dtype=np.float64), np.asarray(atoms, dtype=np.float64)

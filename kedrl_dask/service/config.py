@@ -67,23 +67,7 @@ ONLY = "policy"
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The content of a file.
-
-    Attributes
-    ----------
-    data : Path
-        The store of transitions.
-    policies : dict
-        The target policies by name.
-    parameters : dict
-        Parameters of :class:`~kedrl_dask.KEDRL`, the discount among them.
-    run, cache : Path or None
-        Directories of the run and of a cache.
-    source : Toml or None
-        The file.
-    cluster : ClusterDescription or None
-        Where it runs, unless given on the command line.
-    """
+    """The content of a file: data, policies, parameters of KEDRL with the discount, and where it runs."""
 
     data: Path
     policies: dict[str, LocationScale]
@@ -109,13 +93,7 @@ class RunConfig:
 
 
 def load_config(path: str | Path) -> RunConfig:
-    """Read a file and check everything that can be checked without the data.
-
-    Raises
-    ------
-    ValueError
-        Naming the file and the key.
-    """
+    """Read a file and check all that can be checked without the data; errors name the file and the key."""
     source = read_toml(Path(path))
     given = source.content
     refuse_unknown(source, "", given, KEYS)
@@ -143,13 +121,7 @@ def load_config(path: str | Path) -> RunConfig:
 
 
 def load_policy(path: str | Path) -> LocationScale:
-    """Policy from a file: a family and its numbers, in .json or .toml, or as arrays in .npz.
-
-    Raises
-    ------
-    ValueError
-        Naming the file and what is wrong with it.
-    """
+    """Policy from a family and its numbers in a .json, .toml or .npz file; errors name the file."""
     path = Path(path)
     if path.suffix == ".toml":
         source = read_toml(path)

@@ -48,18 +48,7 @@ Status = Literal["good", "note", "caution", "wrong"]
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one examination.
-
-    Attributes
-    ----------
-    name : str
-    status : {"good", "note", "caution", "wrong"}
-        A note reports that something optional is missing.
-    found : str
-        What was found, in words.
-    remedy : str
-        What to do about it, if anything.
-    """
+    """The result of one examination; a note reports that something optional is missing."""
 
     name: str
     status: Status
@@ -72,17 +61,7 @@ class Check:
 
 
 def examine(directory: Path, scheduler: str | None, seconds: float) -> Iterator[Check]:
-    """Examine everything, step by step.
-
-    Parameters
-    ----------
-    directory : Path
-        Where stores are or will be.
-    scheduler : str or None
-        Address of a Dask scheduler.
-    seconds : float
-        Time limit of the small fits; 0 skips them.
-    """
+    """Examine everything, step by step: the directory is that of stores; 0 seconds skip the small fits."""
     yield from _versions()
     yield _blas()
     yield _memory()

@@ -49,25 +49,9 @@ MOST_INPUTS = 100_000
 
 @dataclass(frozen=True)
 class Schedule:
-    """The content of a file.
+    """The content of a file; without ``action``, laws of states are evaluated.
 
-    Attributes
-    ----------
-    config : RunConfig
-        Data, policies and settings of the fits.
-    output : Path
-        Directory of the results.
-    state, action : arrays
-        The inputs; ``action`` is None for laws of states.
-    average : bool
-    replicates : int
-    interval : float
-    accept : tuple of str
-    keep : int
-        Number of results to keep.
-    redesign : float
-        Growth, as a share of the rows of the design, after which a new design is made.
-    thresholds : Thresholds
+    A new design is made when the rows have grown by the share ``redesign`` of those of the last design.
     """
 
     config: RunConfig

@@ -58,20 +58,10 @@ SUMMARISED = 20
 
 @dataclass(frozen=True)
 class Due:
-    """The work to be done.
+    """The work to be done: an evaluation, if there are reasons for it.
 
-    Attributes
-    ----------
-    reasons : tuple of str
-        Why an evaluation is due; empty if it is not.
-    store : TransitionStore
-        The data; ``base`` holds the rows of the design.
-    facts : dict
-        Everything that a result depends on, as JSON.
-    last : Path or None
-        The last result.
-    n_checked : int
-        Number of first rows whose checksums were verified before.
+    The base of the store holds the rows of the design, ``facts`` are everything that a result depends on, as
+    JSON, and the checksums of the first ``n_checked`` rows were verified before.
     """
 
     reasons: tuple[str, ...]
@@ -90,13 +80,8 @@ class Due:
 class Outcome:
     """The result of an evaluation.
 
-    Attributes
-    ----------
-    due : Due
-    result : Path or None
-        Its directory: that of the last result if nothing was due; None if answers were refused.
-    summary : dict
-        Its ``summary.json``, or the reasons for the refusal.
+    Its directory is that of the last result if nothing was due, and None if answers were refused, for reasons
+    that are then in the summary.
     """
 
     due: Due
@@ -180,13 +165,7 @@ def evaluate(
     memory: int | str | None = None,
     progress: ProgressMode = "auto",
 ) -> Outcome:
-    """Evaluate what is due, under the lock of the output directory.
-
-    Raises
-    ------
-    Busy
-        If another process is evaluating.
-    """
+    """Evaluate what is due, under the lock of the output directory; Busy if another process holds it."""
     output = schedule.output
     output.mkdir(parents=True, exist_ok=True)
     with locked(output):

@@ -22,16 +22,7 @@ _HIDDEN = re.compile(
 
 @dataclass(frozen=True)
 class Toml:
-    """The content of a file.
-
-    Attributes
-    ----------
-    path : Path
-    content : dict
-        Its keys and values.
-    lines : dict
-        The line, from 1, where each key or table was first given, by its dotted parts.
-    """
+    """The content of a file, and the line, from 1, where each key was first given, by its dotted parts."""
 
     path: Path
     content: Record
@@ -45,13 +36,7 @@ class Toml:
 
 
 def read_toml(path: Path) -> Toml:
-    """Read a file.
-
-    Raises
-    ------
-    ValueError
-        Naming the file, and the line if it is not TOML.
-    """
+    """Read a file; errors name it, and the line if it is not TOML."""
     text = read_text(path)
     try:
         return Toml(path, tomllib.loads(text), key_lines(text))

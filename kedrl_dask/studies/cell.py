@@ -57,24 +57,9 @@ def compare(
 ) -> Record:
     """Simulate, fit in this thread, and compare with the truth at the pair's points.
 
-    Parameters
-    ----------
-    work : Path
-        Directory for the data, which the caller removes.
-    pair, profile : str
-    replicate : int
-        Seed of data and fit.
-    transitions : int
-    parameters : dict
-        Parameters of :class:`KEDRL`, except for those that :func:`prepare` takes from the data.
-    monte_carlo : int
-        Repeats of the Monte Carlo reference; see :func:`repeated_monte_carlo`.
-
-    Returns
-    -------
-    dict
-        A list over the points for each of ``POINT_METRICS``, under ``fit`` a number for each of
-        ``FIT_METRICS``, and ``monte_carlo`` if it was requested.
+    The directory ``work`` is for the data, and the caller removes it; ``replicate`` is the seed of data and
+    fit. Returns a list over the points for each of ``POINT_METRICS``, under ``fit`` a number for each of
+    ``FIT_METRICS``, and ``monte_carlo`` if repeats of it were requested; see :func:`repeated_monte_carlo`.
     """
     policies = simulation.PAIRS[pair]
     store = simulation.write(work / "data", policies, transitions, seed=replicate)
@@ -117,15 +102,10 @@ def unshifted_risk(model: KEDRL, state: Points, action: Actions) -> Vector:
 def repeated_monte_carlo(
     estimate: Matrix, law: truth.ReturnLaw, at: Matrices, model: KEDRL, repeats: int, rng: np.random.Generator
 ) -> dict[str, Matrix]:
-    """Errors of a fixed estimate against repeated Monte Carlo references (app:mc-repeat-target).
+    """Errors (repeats, n) of a fixed estimate against Monte Carlo references (app:mc-repeat-target).
 
     Each repeat draws ``MONTE_CARLO_RETURNS`` independent returns of each point: the supplement gives this
     number for the benchmark, but none for the repeats.
-
-    Returns
-    -------
-    dict
-        ``bias``, ``rmse`` and ``mae``, each (repeats, n).
     """
     errors = []
     for _ in range(repeats):

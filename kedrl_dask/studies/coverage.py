@@ -40,25 +40,10 @@ def cover(
 ) -> Record:
     """Simulate, fit and bootstrap in this thread, and find which intervals contain the truth.
 
-    Parameters
-    ----------
-    work : Path
-        Directory for data and sums, which the caller removes.
-    pair : str
-    replicate : int
-        Seed of data, fit and bootstrap.
-    transitions, bootstrap : int
-        Size of the dataset, and replicates of the bootstrap.
-    level : float
-        Nominal coverage of the intervals.
-    parameters : dict
-        Parameters of :class:`KEDRL`.
-
-    Returns
-    -------
-    dict
-        For each of ``QUANTITIES`` lists over its entries: ``covered``, ``covered_unbiased`` (by intervals
-        that allow for no bias), the ``error`` of the estimate and its ``standard_error``.
+    The directory ``work`` is for data and sums, and the caller removes it; ``replicate`` is the seed of data,
+    fit and bootstrap. Returns for each of ``QUANTITIES`` lists over its entries: ``covered``,
+    ``covered_unbiased`` (by intervals that allow for no bias), the ``error`` of the estimate and its
+    ``standard_error``.
     """
     policies = simulation.PAIRS[pair]
     store = simulation.write(work / "data", policies, transitions, seed=replicate)
@@ -124,18 +109,9 @@ def run(
 ) -> Outcome:
     """Run the missing cells of the study, and count how often intervals contain the truth.
 
-    Parameters
-    ----------
-    output, workers
-        As in :func:`~kedrl_dask.studies.runner.run_cells`.
-    pair : str
-        A key of :data:`~kedrl_dask.datasets.simulation.PAIRS`.
-    replicates, transitions : int
-        Independent datasets, and the transitions of each.
-    bootstrap, level
-        As in :func:`cover`.
-    **parameters
-        Parameters of :class:`~kedrl_dask.KEDRL` in place of ``REDUCED``.
+    Each of the datasets has one fit and ``bootstrap`` replicates; ``level`` is the nominal coverage.
+    Parameters of :class:`~kedrl_dask.KEDRL` take the place of ``REDUCED``; for the others see
+    :func:`~kedrl_dask.studies.runner.run_cells`.
     """
     if bootstrap < 2:
         raise ValueError(f"coverage: bootstrap must be at least 2, got {bootstrap}")

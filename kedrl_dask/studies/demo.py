@@ -67,32 +67,15 @@ def run(
     overwrite: bool = False,
     **parameters: object,
 ) -> Outcome:
-    """Simulate, fit, compare with the truth, and write everything into a directory.
+    """Simulate, fit, compare with the truth, and write everything into a new or empty directory.
 
     The directory gets ``data`` and ``model`` (Zarr), ``plots`` (PNG), ``report.html`` and ``summary.json``,
-    all at once when everything is complete: an error or an interruption leaves nothing.
+    all at once when everything is complete: an error or an interruption leaves nothing. With ``overwrite`` an
+    earlier demonstration may be replaced; nothing else ever is.
 
-    Parameters
-    ----------
-    output : path
-        A new or empty directory.
-    pair : str
-        A key of :data:`kedrl_dask.datasets.simulation.PAIRS`. The error is taken at the ten points of
-        :func:`kedrl_dask.datasets.benchmark_points.evaluation_points`.
-    profile : {"auto", "paper", "paper-exact"}
-        See :func:`kedrl_dask.studies.profiles.settings`.
-    transitions : int
-        Number of transitions to simulate.
-    seed : int
-        Seed of data and fit.
-    workers : int
-        Worker processes of a local cluster; 0 uses threads of this process.
-    draw : bool
-        Whether to draw the figures.
-    overwrite : bool
-        Whether an earlier demonstration in ``output`` may be replaced; nothing else ever is.
-    **parameters
-        Parameters of :class:`KEDRL` in place of the profile's.
+    The error is taken at the ten points of :func:`kedrl_dask.datasets.benchmark_points.evaluation_points`.
+    Without ``workers`` of a local cluster, threads of this process are used. For profiles see
+    :func:`kedrl_dask.studies.profiles.settings`; ``parameters`` of :class:`KEDRL` take the place of theirs.
     """
     start = time.perf_counter()
     policies = simulation.PAIRS[pair]

@@ -56,15 +56,9 @@ PAPER: dict[str, PaperFigures] = {
 def settings(pair: simulation.PolicyPair, profile: Profile = "auto", seed: int = 0) -> Record:
     """Parameters of :class:`KEDRL` for a pair of policies, except for those that depend on the data.
 
-    Parameters
-    ----------
-    pair : PolicyPair
-    profile : {"auto", "paper", "paper-exact"}
-        Automatic settings except for the pair's return kernel, in whose units errors are measured; the
-        paper's own (tab:sim_pair_params and the authors' code), with density ratio and AdamW; the same
-        with the exact minimiser.
-    seed : int
-        Seed of everything random in the fit.
+    Profile "auto": automatic settings except for the pair's return kernel, in whose units errors are
+    measured; "paper": the paper's own (tab:sim_pair_params and the authors' code), with density ratio and
+    AdamW; "paper-exact": the same with the exact minimiser.
     """
     given = pair.settings
     common = {"discount": simulation.DISCOUNT, "return_kernel": given.kernel, "random_state": seed}

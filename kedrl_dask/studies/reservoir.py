@@ -75,24 +75,11 @@ def run(
     draw: bool = True,
     **parameters: object,
 ) -> Record:
-    """Log one policy, evaluate the other, and compare with the environment.
+    """Log one policy, evaluate the other, compare with the environment, and return the summary.
 
-    Parameters
-    ----------
-    output : path
-        New or empty directory, or that of an earlier run, whose data, returns and sums are kept.
-    episodes, returns, bootstrap : int
-        Logged episodes, returns of the environment at each level, and bootstrap replicates.
-    seed : int
-    draw : bool
-        Whether to draw the figure.
-    **parameters
-        Parameters of :class:`~kedrl_dask.KEDRL` in place of ``SIZES``.
-
-    Returns
-    -------
-    dict
-        The summary, which is also written to ``summary.json``.
+    The directory is new, empty, or that of an earlier run, whose data, returns and sums are kept. There are
+    ``returns`` of the environment at each level; ``parameters`` of :class:`~kedrl_dask.KEDRL` take the place
+    of ``SIZES``.
     """
     output, reservoir = Path(output), Reservoir()
     claim(output, STUDY)

@@ -46,12 +46,8 @@ Compute = Callable[..., Record]
 class Cell:
     """One independent part of a study.
 
-    Parameters
-    ----------
-    labels : mapping
-        Place of the cell in the tables: pair, profile, replicate, ….
-    settings : mapping
-        Arguments of the function that computes it; the result depends on nothing else.
+    The labels are its place in the tables (pair, profile, replicate, …), the settings the arguments of the
+    function that computes it; the result depends on nothing else.
     """
 
     labels: Mapping[str, str | int]
@@ -71,16 +67,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Records:
-    """The results of a study.
+    """The results of a study: finished cells in order, and errors by the names of the cells that failed.
 
-    Attributes
-    ----------
-    done : list of (Cell, dict)
-        Cells with their results, in the order of the cells.
-    failed : dict
-        Last line of the error by the name of the cell; tracebacks are in the directory ``failures``.
-    n_computed : int
-        How many cells were computed now rather than by an earlier run.
+    Errors are single lines; tracebacks are in the directory ``failures``. ``n_computed`` counts the cells
+    that were computed now rather than by an earlier run.
     """
 
     done: list[tuple[Cell, Record]]

@@ -75,20 +75,9 @@ def run(
 ) -> Outcome:
     """Run the missing cells of the study, and write its table and figure.
 
-    Parameters
-    ----------
-    output, workers
-        As in :func:`~kedrl_dask.studies.runner.run_cells`.
-    pair : str
-        A key of :data:`~kedrl_dask.datasets.simulation.PAIRS`.
-    values : dict, optional
-        Sizes to try by the name of the factor; those of ``FACTORS`` by default.
-    replicates, transitions : int
-        Independent datasets, and the transitions of each unless these are varied.
-    draw : bool
-        Whether to draw the figure.
-    **parameters
-        Parameters of :class:`~kedrl_dask.KEDRL` in place of the automatic profile's.
+    The ``values`` to try, by the name of the factor, are those of ``FACTORS`` by default. Parameters of
+    :class:`~kedrl_dask.KEDRL` take the place of the automatic profile's; for the others see
+    :func:`~kedrl_dask.studies.runner.run_cells`.
     """
     values = values or {name: factor.values for name, factor in FACTORS.items()}
     for name, sizes in values.items():

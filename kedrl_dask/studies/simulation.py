@@ -60,21 +60,9 @@ def run(
 ) -> Outcome:
     """Run the missing cells of the study and write its tables and figures.
 
-    Parameters
-    ----------
-    output, workers
-        As in :func:`~kedrl_dask.studies.runner.run_cells`.
-    pairs, profiles : sequences of str
-        Keys of :data:`~kedrl_dask.datasets.simulation.PAIRS`, and of
-        :data:`~kedrl_dask.studies.profiles.PROFILES`.
-    replicates, transitions : int
-        Independent datasets 0, 1, …, and the transitions of each.
-    monte_carlo : int
-        Repeats of the Monte Carlo diagnostic, on replicate 0 of each pair and profile.
-    draw : bool
-        Whether to draw the figures.
-    **parameters
-        Parameters of :class:`~kedrl_dask.KEDRL` in place of every profile's.
+    The Monte Carlo diagnostic is repeated ``monte_carlo`` times on replicate 0 of each pair and profile.
+    Parameters of :class:`~kedrl_dask.KEDRL` take the place of every profile's; for the others see
+    :func:`~kedrl_dask.studies.runner.run_cells`.
     """
     output, reporter = Path(output), Reporter()
     planned = cells(pairs, profiles, replicates, transitions, monte_carlo, **parameters)

@@ -46,17 +46,10 @@ def write_like_published(
 ) -> Path:
     """Write a file of the published schema with invented searches, piece by piece.
 
-    Parameters
-    ----------
-    path : path
-        The file, which must not be there; it appears when it is complete.
-    n_searches : int
-        Search lists, of 24 properties each on average. The published file has 399,344.
-    n_destinations : int, optional
-        Destinations; unless given one for each 22 searches. Some are searched for much more than others.
-    seed : int
-    advance : callable, optional
-        Called with the number of searches of each piece when it is written.
+    The file must not exist, and appears when it is complete. A search has 24 properties on average; the
+    published file has 399,344 searches. There is a destination for each 22 searches by default, and some are
+    searched for much more than others. ``advance`` is called with the number of searches of each piece when
+    it is written.
     """
     path = Path(path)
     n_destinations = -(-n_searches // SEARCHES_PER_DESTINATION) if n_destinations is None else n_destinations

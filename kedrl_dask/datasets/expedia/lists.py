@@ -37,29 +37,13 @@ _TYPES = {"integer": pa.int64(), "number": pa.float64(), "time": pa.timestamp("s
 
 
 def read_lists(path: str | PathLike[str], advance: Callable[[int], None] | None = None) -> pd.DataFrame:
-    """Aggregate the rows of the file to search lists (tab:expedia_data_vars).
+    """Aggregate the rows of the published file, or one like it, to search lists (tab:expedia_data_vars).
 
-    Parameters
-    ----------
-    path : path
-        ``train.csv`` as published, or a file of the same columns.
-    advance : callable, optional
-        Called with the number of rows of each piece.
+    There is one row for each search, by ``srch_destination_id`` and ``time_idx``, which counts from 1 in the
+    order of the earliest ``date_time``; the variables, NaN where a list has too few entries for one; and
+    ``srch_id``, ``date_time`` and ``n_properties``. ``advance`` is called with the number of rows of each
+    piece. A :class:`FileError` names the file, the line and the column.
 
-    Returns
-    -------
-    pandas.DataFrame
-        One row for each search, by ``srch_destination_id`` and ``time_idx``, which counts from 1 in the
-        order of the earliest ``date_time``; the variables, NaN where a list has too few entries for one; and
-        ``srch_id``, ``date_time`` and ``n_properties``.
-
-    Raises
-    ------
-    FileError
-        Naming file, line and column.
-
-    Notes
-    -----
     The paper's table leaves three things open, and its summary statistics decide two of them. A historical
     price of 0 says that the property was not sold, and counts as missing: with zeros lists would not have a
     mean of 5.0 and, three in four of them, a standard deviation below 0.3. A review score of 0 says that

@@ -28,20 +28,11 @@ PAPER_TRAINING, PAPER_TEST = 10_000, 4_000
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Limits within which lists are kept.
+    """Limits within which lists are kept: nights, rooms, mean and standard deviation of prices in dollars.
 
     The paper uses a cleaned subset without describing the cleaning. The limits are the ranges of
-    tab:expedia_data_desc, in which prices end so abruptly that they must have been cut there. No limit
-    depends on a reward.
-
-    Parameters
-    ----------
-    longest_stay, most_rooms : int
-        Nights and rooms of the search.
-    prices : (low, high)
-        Mean price of the list, in dollars. The published file has prices of millions.
-    largest_dispersion : float
-        Standard deviation of its prices.
+    tab:expedia_data_desc, in which prices end so abruptly that they must have been cut there; the published
+    file has prices of millions. No limit depends on a reward.
     """
 
     longest_stay: int = 14
@@ -87,16 +78,10 @@ class Split:
 def split(
     lists: pd.DataFrame, training: int | None = PAPER_TRAINING, test: int | None = PAPER_TEST, seed: int = 0
 ) -> Split:
-    """Divide whole destinations at random between training and test.
+    """Divide whole destinations of cleaned lists at random between training and test.
 
-    Parameters
-    ----------
-    lists : pandas.DataFrame
-        Cleaned lists.
-    training, test : int or None
-        Transitions of each; the last destination of each is cut short where that gives these numbers. None
-        takes all, in the proportion of the paper's numbers.
-    seed : int
+    The last destination of each is cut short where that gives the numbers of transitions asked for. None
+    takes all, in the proportion of the paper's numbers.
     """
     sizes = lists.groupby("srch_destination_id").size() - 1
     sizes = sizes.iloc[np.random.default_rng([seed, 2]).permutation(len(sizes))]

@@ -26,19 +26,10 @@ TOLERANCE = 1e-6
 
 
 class ClippedGaussian(Gaussian):
-    """Gaussian policy whose actions are clipped to a box, coordinate by coordinate.
+    """Gaussian policy whose actions are clipped to the box from low to high (q,), coordinate by coordinate.
 
-    It has mass on the sides of the box, and so no density there.
-
-    Parameters
-    ----------
-    weights, bias, scale, scale_weights
-        As in :class:`~kedrl_dask.policies.Gaussian`.
-    low, high : (q,) arrays
-        The box.
-    random : bool
-        Whether ``draws`` are random actions, different at every state, as in the paper's uLSIF, rather than
-        quadrature nodes.
+    It has mass on the sides of the box, and so no density there. With ``random``, ``draws`` are random
+    actions, different at every state, as in the paper's uLSIF, rather than quadrature nodes.
     """
 
     family = "clipped-gaussian"
@@ -116,23 +107,13 @@ def reward_weighted_policy(
 ) -> ClippedGaussian:
     """Fit A | s ~ N(sᵀΘ_μ + ε_μ, diag exp(sᵀΘ_σ + ε_σ)²) by the reward-weighted likelihood.
 
-    Minimises, for each coordinate of the action by itself,
+    Minimises, for each coordinate of the standardised action by itself,
 
         Σ_j w_j {½((a_j − μ_j)² + τ²)/σ_j² + log σ_j} + ½·ridge·(‖Θ_μ‖² + ‖Θ_σ‖²),   w_j = r_j / Σ_i r_i.
 
     The paper says that larger rewards weigh more, but not how: here the weights are the rewards themselves.
     It names neither a ridge, without which levels without any reward would have no coefficient, nor τ
-    (``JITTER``).
-
-    Parameters
-    ----------
-    state, action : (n, p) and (n, q) arrays
-        Encoded states and standardised actions of the training transitions.
-    reward : (n,) array
-        The reward coordinate that weighs them; not negative.
-    encoder : Encoder
-        Its action range bounds what the policy does.
-    ridge : float
+    (``JITTER``). The policy acts within the encoder's range of training actions.
     """
     check_number("reward_weighted_policy: ridge", ridge, "a number ≥ 0")
     total = float(reward.sum())

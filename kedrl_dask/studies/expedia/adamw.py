@@ -86,18 +86,8 @@ _ARRAYS = ("weights", "basis", "continuation", "reward_waves")
 def adamw_for(model: KEDRL, inputs: Array, seconds: float, seed: int) -> Record:
     """The value of a fitted model's criterion that AdamW reaches in a given time, beside the minimum.
 
-    Parameters
-    ----------
-    model : KEDRL
-    inputs : (M, p + q) array
-        The conditioning points of the fit, of equal weights.
-    seconds : float
-    seed : int
-
-    Returns
-    -------
-    dict
-        Steps, seconds, the objective at the start and the best one, and that of the fit.
+    The ``inputs`` are the conditioning points of the fit, of equal weights. Returns steps, seconds, the
+    objective at the start and the best one, and that of the fit.
     """
     problem: Any = BasisProblem(model, inputs)
     own, _ = problem.value_and_gradient(model.coefficients_)

@@ -37,31 +37,13 @@ def run(
     with_adamw: bool = True,
     draw: bool = True,
 ) -> Record:
-    """Evaluate the two policies and write tables, figures and a page.
+    """Evaluate the two policies, write tables, figures and a page, and return the summary.
 
-    Parameters
-    ----------
-    output : path
-        New or empty directory, or that of an earlier run, whose stores and fits are kept if settings agree.
-    data : path, optional
-        ``train.csv`` as published; without it searches are simulated.
-    searches : int
-        Number of simulated searches.
-    training, test : int or None
-        Transitions; None takes all, divided as in the paper.
-    sizes : Sizes, optional
-        The paper's unless given.
-    seed : int
-        Seed of simulated data, the split and the fits.
-    with_adamw : bool
-        Whether to run AdamW on the criterion of the first policy, for as long as the minimiser took.
-    draw : bool
-        Whether to draw the figures.
-
-    Returns
-    -------
-    dict
-        The summary, which is also written to ``summary.json``.
+    The directory is new, empty, or that of an earlier run, whose stores and fits are kept if settings agree.
+    ``data`` is ``train.csv`` as published; without it ``searches`` are simulated. Numbers of training and
+    test transitions may be None, which takes all, divided as in the paper; ``sizes`` are the paper's by
+    default. With ``with_adamw``, AdamW is run on the criterion of the first policy for as long as the
+    minimiser took.
     """
     start, output, sizes = time.perf_counter(), Path(output), sizes or Sizes()
     request = Request(None if data is None else Path(data), searches, training, test, seed)

@@ -48,15 +48,9 @@ def actions(prepared: Prepared) -> Figure:
 def embeddings_and_marginals(
     records: Mapping[str, Record], laws: Mapping[str, Recovered], which: Recovery, prepared: Prepared
 ) -> Figure:
-    """Embeddings as contours and surfaces, and the recovered marginals of revenue and clicks.
+    """Embeddings as contours and surfaces, and the recovered marginals of revenue and clicks, by policy.
 
-    Parameters
-    ----------
-    records, laws : mappings
-        Fits and recovered laws by policy.
-    which : {"paper", "automatic"}
-        The recovery, on whose raw scale returns are drawn.
-    prepared : Prepared
+    Returns are drawn on the raw scale of the recovery ``which``.
     """
     figure = Figure(figsize=(10.5, 8.4))
     contours = figure.add_axes((0.07, 0.56, 0.40, 0.36))

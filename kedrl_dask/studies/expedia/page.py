@@ -18,15 +18,7 @@ from kedrl_dask.utils.arrays import Record
 
 
 def page(summary: Record, figures: Mapping[str, Figure]) -> str:
-    """The page as text.
-
-    Parameters
-    ----------
-    summary : dict
-        As :func:`kedrl_dask.studies.expedia.summary.summarise` gives it.
-    figures : mapping
-        Figures by name; "actions", and those of the laws.
-    """
+    """The page as text, from the summary of the study and its figures: "actions", and those of the laws."""
     made = tables(summary)
 
     def named(part: str) -> list[TextTable]:

@@ -25,18 +25,7 @@ PANEL, SIMULATED = "panel.json", "simulated.csv"
 
 @dataclass(frozen=True)
 class Request:
-    """The data to evaluate on.
-
-    Attributes
-    ----------
-    data : Path or None
-        The published file, or one like it; None for a simulated one.
-    searches : int
-        Searches of a simulated file.
-    training, test : int or None
-        Transitions; None takes all.
-    seed : int
-    """
+    """The data to evaluate on: a file, or that many simulated searches; and transitions, None for all."""
 
     data: Path | None
     searches: int
@@ -57,20 +46,9 @@ class Request:
 class Prepared:
     """Stores, their origin, the policies, and the inputs at which these are evaluated.
 
-    Attributes
-    ----------
-    training, test : TransitionStore
-    encoder : Encoder
-    facts : dict
-        Counts, summary statistics and the selected list, for JSON.
-    policies : dict
-        The fitted policies by name.
-    state : (p,) array
-        Encoded state of the selected list.
-    actions : dict
-        Each policy's greedy action there, on the raw scale.
-    test_inputs : (state, action)
-        Of the test transitions, encoded.
+    ``facts`` are counts, summary statistics and the selected list, for JSON; ``state`` (p,) is the encoded
+    state of that list, and ``actions`` are the policies' greedy actions there, on the raw scale.
+    ``test_inputs`` are the encoded states and actions of the test transitions.
     """
 
     training: TransitionStore
