@@ -18,40 +18,26 @@ class QueueError(RuntimeError):
     """A command of the batch system failed."""
 
 
+#: Id and state of a job from the fields of a line of the listing; None for other lines.
 Parser = Callable[[list[str]], tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
 class Queue:
-    """One batch system.
+    """One batch system, with the commands that submit a job and list the user's jobs.
 
-    Attributes
-    ----------
-    title : str
-        Its name, for messages.
-    submit, listing : str, tuple of str
-        The command that submits a job, and the one that lists the user's jobs, with its arguments.
-    no_requeue : str
-        Directive that prevents the system from restarting a lost job: the watchdog has replaced it, and its
-        scheduler may no longer exist.
-    duration : callable
-        Formats a number of seconds as a walltime.
-    parse : callable
-        Returns the id and state of a job from the fields of a line of the listing, or None for other lines.
-    is_over : frozenset of str
-        States of jobs that have ended but are still listed.
-    no_jobs : str or None
-        Message with which the listing fails if the user has no jobs.
+    ``no_requeue`` prevents the system from restarting a lost job, which the watchdog has replaced, and whose
+    scheduler may no longer exist.
     """
 
-    title: str
+    title: str  # for messages
     submit: str
     listing: tuple[str, ...]
     no_requeue: str
-    duration: Callable[[int], str]
+    duration: Callable[[int], str]  # formats seconds as a walltime
     parse: Parser
-    is_over: frozenset[str] = frozenset()
-    no_jobs: str | None = None
+    is_over: frozenset[str] = frozenset()  # states of jobs that have ended but are still listed
+    no_jobs: str | None = None  # error of the listing if the user has no jobs
 
     def check(self) -> None:
         """Check that jobs can be submitted from this machine."""
@@ -63,13 +49,7 @@ class Queue:
                 )
 
     def states(self) -> dict[str, str]:
-        """State of each pending or running job of this user, by its id.
-
-        Raises
-        ------
-        QueueError
-            If the system did not answer, in which case nothing is known about its jobs.
-        """
+        """State of each pending or running job of this user, by its id; a QueueError if these are unknown."""
         command = [word.replace("{user}", getpass.getuser()) for word in self.listing]
         try:
             done = subprocess.run(

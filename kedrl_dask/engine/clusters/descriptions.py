@@ -41,15 +41,9 @@ MOST = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterDescription:
-    """Base class of all descriptions.
+    """Base class of all descriptions."""
 
-    Attributes
-    ----------
-    kind : str
-        One of :data:`KINDS`.
-    """
-
-    kind: str
+    kind: str  # one of KINDS
     #: The key that ``--cluster KIND=VALUE`` sets.
     main: ClassVar[str]
 
@@ -224,50 +218,29 @@ class Jobs(_Secured, _Scaled):
     """Workers in jobs of a batch system, submitted by dask-jobqueue.
 
     Missing values are taken from dask-jobqueue's own configuration, ``jobqueue.yaml``, where sites keep
-    their defaults.
-
-    Attributes
-    ----------
-    cores, processes : int
-        Of one job. By default, there is one worker process for each core.
-    memory : int
-        Bytes of one job, shared by its workers.
-    walltime : str
-        Of one job. Its workers end a few minutes earlier, at different times, and are replaced.
-    queue, account : str
-        Slurm's partition and account, or their equivalents in other systems.
-    interface, scheduler_interface : str
-        Network interfaces of the workers, and of the driver if it differs.
-    local_directory : str
-        Where workers spill data that do not fit in memory, on their machine; may contain $VARIABLES.
-    log_directory : Path
-        Where jobs write their logs; also holds temporary certificates while the cluster is running.
-    directives : tuple of str
-        Further options of the batch system, such as ``--constraint=amd``.
-    prologue : tuple of str
-        Shell commands that a job runs first, such as ``module load python``.
-    jobs : int
-        Number of jobs; 1 by default, unless there are bounds.
-    watch_seconds : int
-        Interval between queries of the batch system for its jobs.
+    their defaults. By default, a job has one worker process for each core; its workers share its memory, end
+    a few minutes before its walltime, at different times, and are replaced. ``queue`` and ``account`` are
+    Slurm's partition and account, or their equivalents. Workers spill data that do not fit in memory to
+    ``local_directory`` on their machine, which may contain $VARIABLES. ``log_directory`` also holds temporary
+    certificates while the cluster is running.
     """
 
     kind: str
     main: ClassVar[str] = "jobs"
     cores: Annotated[int | None, _whole] = None
     processes: Annotated[int | None, _whole] = None
-    memory: Annotated[int | None, _memory] = None
+    memory: Annotated[int | None, _memory] = None  # bytes
     walltime: Annotated[str | None, _duration] = None
     queue: Annotated[str | None, _matching(NAME, "the name of a queue")] = None
     account: Annotated[str | None, _matching(NAME, "the name of an account")] = None
     interface: Annotated[str | None, _interface] = None
-    scheduler_interface: Annotated[str | None, _interface] = None
+    scheduler_interface: Annotated[str | None, _interface] = None  # of the driver, if it differs
     local_directory: Annotated[str | None, _matching(WORKER_PLACE, "a path without spaces and quotes")] = None
     log_directory: Annotated[Path, _script_place] = Path("cluster-logs")
-    directives: Annotated[tuple[str, ...], _lines] = ()
-    prologue: Annotated[tuple[str, ...], _lines] = ()
-    jobs: Annotated[int | None, _whole] = None
-    watch_seconds: Annotated[int, _whole] = 15
+    directives: Annotated[tuple[str, ...], _lines] = ()  # further options, such as --constraint=amd
+    prologue: Annotated[tuple[str, ...], _lines] = ()  # shell commands run first, such as module load
+    jobs: Annotated[int | None, _whole] = None  # 1 by default, unless there are bounds
+    watch_seconds: Annotated[int, _whole] = 15  # between queries for the jobs
 
     def __post_init__(self) -> None:
         """Check that every process has a core of its own."""
@@ -285,14 +258,8 @@ class Jobs(_Secured, _Scaled):
 class Kubernetes(_Scaled):
     """A cluster that Dask's operator creates from a manifest, and that is deleted at the end.
 
-    Attributes
-    ----------
-    manifest : Path
-        The DaskCluster in YAML, such as ``deploy/kubernetes/cluster.yaml``.
-    namespace : str
-        By default, that of the current context.
-    workers : int
-        Number of workers, overriding ``replicas`` of the manifest.
+    The manifest is a DaskCluster in YAML, such as ``deploy/kubernetes/cluster.yaml``; ``workers`` overrides
+    its ``replicas``. By default, the namespace is that of the current context.
     """
 
     kind: str = "kubernetes"
@@ -320,13 +287,7 @@ def cluster_keys(kind: str) -> tuple[str, ...]:
 
 
 def describe_cluster(table: Record, folder: Path = Path()) -> ClusterDescription:
-    """The cluster that a table describes, with paths relative to a folder.
-
-    Raises
-    ------
-    ValueError
-        If a key or value is invalid; the message names the key.
-    """
+    """The cluster that a table describes, with paths relative to a folder; errors name the invalid key."""
     kind = table.get("kind")
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {shown(kind)}")

@@ -77,13 +77,7 @@ def _site_walltime(kind: str) -> str:
 
 
 def job_options(described: Jobs) -> Record:
-    """Arguments of dask-jobqueue's jobs.
-
-    Raises
-    ------
-    ValueError
-        If neither the description nor the site's configuration gives the cores and memory of a job.
-    """
+    """Arguments of dask-jobqueue's jobs, whose cores and memory must be given here or by the site."""
     kind, queue = described.kind, QUEUES[described.kind]
     _module()  # its import reads the site's configuration
     cores, memory = described.cores or _site(kind, "cores"), described.memory or _site(kind, "memory")

@@ -41,13 +41,8 @@ def open_cluster(
 ) -> Iterator[Executor | None]:
     """An executor on the cluster described, which is started here and stopped at the end.
 
-    Without a description there is no executor: a fit then uses the active client, or threads.
-
-    Parameters
-    ----------
-    described : ClusterDescription or None
-    patience : float
-        Seconds for which the cluster may have no workers, at the start and later.
+    Without a description there is no executor: a fit then uses the active client, or threads. The cluster may
+    have no workers for ``patience`` seconds, at the start and later.
     """
     match described:
         case Threads():
@@ -82,10 +77,7 @@ def _address(described: Address) -> str:
 def cluster_status(described: ClusterDescription) -> Record:
     """What would run where, and the current state of the cluster if it exists; nothing is started.
 
-    Raises
-    ------
-    ValueError
-        For the same reasons for which the cluster could not be opened.
+    Raises a ValueError for the same reasons for which the cluster could not be opened.
     """
     match described:
         case Threads():
@@ -165,13 +157,7 @@ class SchedulerFacts(TypedDict):
 
 
 def reach_scheduler(address: str, seconds: float) -> SchedulerFacts:
-    """Look at the cluster of the scheduler at an address.
-
-    Raises
-    ------
-    OSError
-        If it does not answer in time.
-    """
+    """Look at the cluster of the scheduler at an address; an OSError if it does not answer in time."""
     with Client(address, timeout=seconds, set_as_default=False) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         found = client.get_versions(check=False)

@@ -28,23 +28,11 @@ MOST_FAILURES = 5
 
 
 class Watchdog:
-    """Submits the jobs of a cluster and their replacements.
+    """Submits the jobs of a cluster that has none yet, and their replacements.
 
-    A context manager that submits the first jobs, and watches them from its own thread during the body.
-
-    Parameters
-    ----------
-    cluster : dask_jobqueue.JobQueueCluster
-        Still without jobs.
-    queue : Queue
-        The batch system.
-    n_jobs : int
-        Number of jobs, or their initial number if ``bounds`` are given.
-    bounds : tuple of two int, optional
-        Minimum and maximum number of jobs of an adaptive cluster. Dask then decides on the number, and the
-        watchdog only removes lost jobs from its list.
-    seconds : float
-        Interval between checks.
+    A context manager that submits the first jobs, and watches them from its own thread during the body. An
+    adaptive cluster has ``bounds`` on its number of jobs, which begins with ``n_jobs``. Dask then decides on
+    it, and the watchdog only removes lost jobs from its list. ``seconds`` pass between checks.
     """
 
     def __init__(
@@ -66,13 +54,7 @@ class Watchdog:
         self._states: dict[str, str] = {}
 
     def __enter__(self) -> Watchdog:
-        """Submit the first jobs and start the thread.
-
-        Raises
-        ------
-        ValueError
-            If the batch system refuses them.
-        """
+        """Submit the first jobs and start the thread; a ValueError if the batch system refuses them."""
         message = self._cluster.sync(self._correct, set(), self._n_jobs)
         if message:
             raise ValueError(f"{self._queue.title} rejected the job: {message}")

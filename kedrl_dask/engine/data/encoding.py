@@ -57,23 +57,12 @@ def level_text(value: object) -> str | None:
 
 @dataclass(frozen=True)
 class StateColumn:
-    """One column of a table and the state columns that encode it.
-
-    Parameters
-    ----------
-    name : str
-    levels : tuple of str, optional
-        Levels of a categorical column, each of which becomes a column of zeros and ones.
-    fill : float, optional
-        Replacement of a missing number.
-    has_indicator : bool
-        Whether a further column of zeros and ones indicates missing values.
-    """
+    """One column of a table and the state columns that encode it."""
 
     name: str
-    levels: tuple[str, ...] | None = None
-    fill: float | None = None
-    has_indicator: bool = False
+    levels: tuple[str, ...] | None = None  # of a categorical column: a column of zeros and ones each
+    fill: float | None = None  # replaces a missing number
+    has_indicator: bool = False  # whether a further column of zeros and ones indicates missing values
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -113,15 +102,8 @@ class StateColumn:
 class Encoding:
     """The encoding of the columns of a store, created with it from a table and kept in its fits.
 
-    Parameters
-    ----------
-    state : tuple of StateColumn
-    action, reward : tuple of str
-        Names of the columns.
-    standardised : tuple of {"state", "action", "reward"}
-        Parts for whose columns the lengths of kernels are given in standard deviations.
-    scales : dict
-        Units by part, one for each stored column; set when the store is complete.
+    The lengths of kernels for ``standardised`` parts are given in standard deviations. ``scales`` are units
+    by part, one for each stored column, set when the store is complete.
 
     Examples
     --------

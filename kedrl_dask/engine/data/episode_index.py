@@ -27,14 +27,8 @@ _CHUNKS_KEPT = 32
 class EpisodeIndex:
     """Answers to questions about rows sorted by episode, mostly from episode numbers and terminal flags.
 
-    Answers depend on the content and on the generator given, never on the chunks.
-
-    Parameters
-    ----------
-    arrays : ArrayStore
-        The transition arrays.
-    n_rows : int
-        Number of rows that count, from the first; the arrays may be longer.
+    They are about the first ``n_rows`` rows, and depend on the content and on the generator given, never on
+    the chunks.
     """
 
     def __init__(self, arrays: ArrayStore, n_rows: int) -> None:

@@ -26,29 +26,17 @@ class Rows(TypedDict):
 class Transitions:
     """Transitions (x, r, x') as arrays with one row each.
 
-    Parameters
-    ----------
-    rows : (n,) int64
-        Row numbers in the store, increasing.
-    episode : (n,) int64
-        Number of the episode.
-    inputs : (n, state_dim + action_dim)
-        x = (state, action).
-    reward : (n, reward_dim)
-        r, received at x.
-    next_state, next_action : (n, state_dim), (n, action_dim)
-        x'. A terminal transition has no successor; its own state and action stand in, and must not be used.
-    terminal : (n,) bool
-        Whether the episode ended with this transition, so that its continuation is zero.
+    A terminal transition has no successor and its continuation is zero; its own state and action stand in
+    for x' = (next_state, next_action), and must not be used.
     """
 
-    rows: Indices
+    rows: Indices  # in the store, increasing
     episode: Indices
-    inputs: Inputs
-    reward: Points
+    inputs: Inputs  # x = (state, action)
+    reward: Points  # r, received at x
     next_state: Points
     next_action: Actions
-    terminal: Mask
+    terminal: Mask  # whether the episode ended with this transition
 
     def __len__(self) -> int:
         """Return the number of transitions."""
@@ -71,18 +59,8 @@ class EpisodeRows(NamedTuple):
 def pair_rows(state: npt.ArrayLike, action: npt.ArrayLike, response: npt.ArrayLike, first: int = 0) -> Rows:
     """Return pairs (x, z) as rows of a transition store, in which a known return is the only reward.
 
-    Parameters
-    ----------
-    state, action, response : (n, p), (n, q) and (n, d) arrays
-        Inputs, and the response observed at each.
-    first : int
-        Number of the first pair, which is the number of pairs already written.
-
-    Returns
-    -------
-    dict
-        Arguments of ``TransitionStore.from_arrays``, or of ``append`` of a ``TransitionStore.writer``: one
-        terminated episode per pair.
+    Each pair is a terminated episode, numbered from ``first``, the number of pairs already written. They are
+    arguments of ``TransitionStore.from_arrays``, or of ``append`` of a ``TransitionStore.writer``.
     """
     n = len(np.asarray(response))
     return {

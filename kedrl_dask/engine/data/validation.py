@@ -46,19 +46,8 @@ def check_arrays(
 ) -> dict[str, Array]:
     """Check each array on its own, and that all have the same number of rows.
 
-    Parameters
-    ----------
-    arrays : mapping
-        ``state``, ``action``, ``reward``, ``episode``, ``step``, ``terminated``; the last may be None.
-    dims : mapping
-        Expected columns of state, action and reward, where known.
-    where : callable
-        Describes a row, for messages.
-
-    Returns
-    -------
-    dict
-        The matrices unchanged, episode and step as int64, terminated as bool.
+    ``terminated`` may be None, and ``dims`` are the numbers of columns where known. Matrices are returned
+    unchanged, episode and step as int64, terminated as bool.
     """
     checked: dict[str, Array] = {name: _as_matrix(name, arrays[name], dims.get(name)) for name in PARTS}
     n_rows = checked["state"].shape[0]
@@ -197,21 +186,9 @@ def _as_flags(values: Array, where: Locate) -> Array:
 
 
 def check_sequence(rows: Mapping[str, Array], where: Locate, last: LastRow | None) -> LastRow:
-    """Check that sorted rows form episodes of consecutive steps, continuing from ``last``.
+    """Check that sorted rows form episodes of consecutive steps, and return the last of them.
 
-    Parameters
-    ----------
-    rows : mapping
-        ``episode``, ``step`` and ``terminated`` of the new rows.
-    where : callable
-        Describes a row, for messages; −1 stands for ``last``.
-    last : LastRow or None
-        The row before the first one, None at the beginning of a store.
-
-    Returns
-    -------
-    LastRow
-        The last of the new rows, from which to continue.
+    They continue from ``last``, the row before the first one; None at the beginning of a store.
     """
     episode, step, terminated = rows["episode"], rows["step"], rows["terminated"]
     offset = 0

@@ -311,10 +311,7 @@ class Writer:
     def close(self) -> None:
         """Write the last rows and commit everything appended.
 
-        Raises
-        ------
-        DataError
-            If there are no rows, or the last episode has only one row and is not terminated.
+        Raises a DataError if there are no rows, or the last episode has only one row and is not terminated.
         """
         if self._status == "closed":
             return

@@ -67,14 +67,8 @@ class DistributedExecutor(Executor):
     worker held. When too many workers that were assigned a task have died, Dask gives up on the task; it is
     then run alone, and only if workers keep dying is it blamed, by a :class:`PoisonError` that names it.
     A task that Dask has lost is run again too: one assigned to a particular worker can wait forever if the
-    cluster was without workers for a moment, even if other workers are allowed to run it.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    patience : float
-        Seconds for which the cluster may have no workers before the computation is
-        :class:`~kedrl_dask.utils.process.Stopped`.
+    cluster was without workers for a moment, even if other workers are allowed to run it. The computation is
+    :class:`~kedrl_dask.utils.process.Stopped` if there are no workers for ``patience`` seconds.
     """
 
     def __init__(self, client: Client, patience: float = PATIENCE) -> None:

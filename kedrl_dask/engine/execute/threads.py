@@ -15,12 +15,7 @@ from kedrl_dask.utils.process import abandoning, own_memory
 
 
 class ThreadExecutor(Executor):
-    """Threads of this process, with one BLAS thread each.
-
-    Parameters
-    ----------
-    n_threads : int, optional
-        By default, the number of cores that this process may use.
+    """Threads of this process with one BLAS thread each; by default, as many as it may use cores.
 
     Examples
     --------

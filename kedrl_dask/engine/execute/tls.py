@@ -21,21 +21,11 @@ class InsecureClusterWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files by which the scheduler, its workers and clients identify each other.
+    """PEM files by which the scheduler, its workers and clients identify each other."""
 
-    Parameters
-    ----------
-    authority : path
-        Certificate of the signing authority.
-    certificate : path
-        Certificate of this cluster.
-    key : path
-        Its private key, which must be readable by its owner only.
-    """
-
-    authority: Path
-    certificate: Path
-    key: Path
+    authority: Path  # certificate of the signing authority
+    certificate: Path  # of this cluster
+    key: Path  # private, readable by its owner only
 
     def __post_init__(self) -> None:
         """Check that the files exist and that the key is private."""

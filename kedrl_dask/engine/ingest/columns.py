@@ -18,33 +18,20 @@ SINGLE, SEVERAL = ("episode", "step", "time", "terminated", "truncated"), ("stat
 class Columns:
     """The columns of a table by their meaning.
 
-    Parameters
-    ----------
-    episode : str
-        Column of integers, or any text.
-    order : str
-        Column of steps, or of times.
-    has_steps : bool
-        Whether ``order`` holds steps, which rise by one, rather than times, which merely rise.
-    state, action, reward : tuple of str
-    categorical : tuple of str
-        State columns that are encoded by their levels.
-    terminated, truncated : str or None
-        Flags of the last row of an episode, which ended, or was cut off.
-    missing : dict
-        Treatment of missing values, by column.
+    ``order`` holds steps, which rise by one, or times, which merely rise. ``terminated`` and ``truncated``
+    are flags of the last row of an episode, which ended, or was cut off.
     """
 
-    episode: str
+    episode: str  # integers, or any text
     order: str
     has_steps: bool
     state: tuple[str, ...]
     action: tuple[str, ...]
     reward: tuple[str, ...]
-    categorical: tuple[str, ...]
+    categorical: tuple[str, ...]  # state columns that are encoded by their levels
     terminated: str | None
     truncated: str | None
-    missing: Mapping[str, MissingPolicy]
+    missing: Mapping[str, MissingPolicy]  # treatment of missing values, by column
 
     @classmethod
     def build(

@@ -21,16 +21,9 @@ BUCKET_BYTES, WAITING_BYTES, MOST_BUCKETS = 2**26, 2**20, 400
 
 
 class Buckets:
-    """Files of rows by ranges of episodes; a context manager that closes them at its end.
+    """Files of rows by ranges of episodes in an empty directory; a context manager that closes them.
 
-    Parameters
-    ----------
-    folder : Path
-        An empty directory for the files.
-    sample : array
-        Sorted episodes of some rows.
-    n_bytes : int
-        Approximate size of all rows.
+    Takes sorted episodes of some of the rows, and the approximate size of all rows in bytes.
     """
 
     def __init__(self, folder: Path, sample: Array, n_bytes: int) -> None:

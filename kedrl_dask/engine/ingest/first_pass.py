@@ -56,20 +56,11 @@ class ExactSum:
 
 @dataclass(frozen=True)
 class Survey:
-    """Findings of the first pass.
-
-    Attributes
-    ----------
-    n_rows : int
-    kinds : Kinds
-    episodes : array
-        Sorted episodes of some rows.
-    encoding : Encoding
-    """
+    """Findings of the first pass."""
 
     n_rows: int
     kinds: Kinds
-    episodes: Array
+    episodes: Array  # those of some rows, sorted
     encoding: Encoding
 
 

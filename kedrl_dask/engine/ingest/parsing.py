@@ -27,13 +27,7 @@ _EXACT = 2.0**53
 
 @dataclass(frozen=True)
 class Kinds:
-    """The types of episodes and of their order in a table.
-
-    Attributes
-    ----------
-    episode : {"integer", "text"}
-    order : {"number", "timestamp"}
-    """
+    """The types of episodes and of their order in a table."""
 
     episode: Literal["integer", "text"] = "integer"
     order: Literal["number", "timestamp"] = "number"
@@ -49,29 +43,15 @@ class Levels:
 
 @dataclass(frozen=True)
 class Parsed:
-    """The rows of a piece as numbers.
+    """The rows of a piece as numbers."""
 
-    Attributes
-    ----------
-    episode : (n,) array of int64, or of text
-    order : (n,) array
-        Steps or times; arbitrary where missing.
-    numbers : dict
-        Columns of numbers, NaN where missing.
-    levels : dict
-        Categorical columns.
-    terminated, truncated : (n,) bool arrays
-    dropped : (n,) bool array
-        Whether the row's episode is to be dropped.
-    """
-
-    episode: Array
-    order: Array
-    numbers: dict[str, Vector]
+    episode: Array  # int64, or text
+    order: Array  # steps or times; arbitrary where missing
+    numbers: dict[str, Vector]  # NaN where missing
     levels: dict[str, Levels]
     terminated: Mask
     truncated: Mask
-    dropped: Mask
+    dropped: Mask  # whether the row's episode is to be dropped
 
 
 def kinds_of(piece: Piece, columns: Columns) -> Kinds:

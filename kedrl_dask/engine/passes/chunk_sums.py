@@ -30,17 +30,9 @@ class Source(Protocol[T_co]):
 
 
 class ChunkSums(Generic[T]):
-    """Sums over all chunks, with one task for each group of chunks.
+    """Sums over all chunks, which are ranges of rows, with one task for each group of chunks.
 
     Chunks are added in a tree that depends only on their number, so results do not depend on the groups.
-
-    Parameters
-    ----------
-    executor : Executor
-    source : Source
-    groups : sequence of sequences of (start, stop)
-        Chunks, grouped by task.
-    residency : Residency
     """
 
     def __init__(

@@ -27,26 +27,13 @@ class Conditioning:
 
     Sections with the basis are whitened, k̃ = T_Lᵀk_L and Φ̃ = T_LᵀΦ_L, so that the products of the solver
     stay accurate in single precision.
-
-    Attributes
-    ----------
-    points : Path
-        Inputs, weights, and everything that does not depend on the policy.
-    continuation : Path
-        Φ̃.
-    operators : ConditionalOperators
-        With ``continuation`` coefficients that give Φ̃.
-    basis : NystromFeatures
-        k̃.
-    dtype : dtype
-        Precision of the stored arrays and of the products.
     """
 
-    points: Path
-    continuation: Path
-    operators: ConditionalOperators
-    basis: NystromFeatures
-    dtype: Precision
+    points: Path  # inputs, weights, and everything that does not depend on the policy
+    continuation: Path  # Φ̃
+    operators: ConditionalOperators  # with continuation coefficients that give Φ̃
+    basis: NystromFeatures  # k̃
+    dtype: Precision  # of the stored arrays and of the products
 
     def compute(self, rows: Range) -> Chunk:
         """Evaluate some of the points; only their inputs and weights are read."""

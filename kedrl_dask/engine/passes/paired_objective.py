@@ -40,25 +40,13 @@ class Target(Protocol):
 
 @dataclass(eq=False)
 class ContractedTarget:
-    """The target computed from its operator, with one task for each group of frequencies.
-
-    Attributes
-    ----------
-    executor : Executor
-    operator : Operator
-    blocks : ChunkSums
-        The operator, by blocks of frequencies.
-    points : Points
-        The conditioning points.
-    dtype : dtype
-        Precision of the products.
-    """
+    """The target computed from its operator, with one task for each group of frequencies."""
 
     executor: Executor
     operator: Operator
     blocks: ChunkSums[FrequencyBlock]
-    points: Points
-    dtype: Precision
+    points: Points  # the conditioning points
+    dtype: Precision  # of the products
 
     @cached_property
     def _shared_points(self) -> dict[Precision, Points]:
@@ -90,34 +78,16 @@ def _forward_group(blocks: Numbered[FrequencyBlock], coefficients: Coefficients)
 
 @dataclass(eq=False)
 class SweptTarget:
-    """The target computed from the transitions, in two sweeps over them for each product.
-
-    Attributes
-    ----------
-    executor : Executor
-    rows : ChunkSums
-        The transitions.
-    points : Points
-        The conditioning points.
-    features : NystromFeatures
-        ψ.
-    gram : (r, r) array
-        A + NλI.
-    space : ReturnSpace
-    terminal : (r, 2Q) array or None
-        Regression coefficients of τ.
-    dtype : dtype
-        Precision of the products.
-    """
+    """The target computed from the transitions, in two sweeps over them for each product."""
 
     executor: Executor
     rows: ChunkSums[Iterable[Batch]]
-    points: Points
-    features: NystromFeatures
-    gram: Matrix
+    points: Points  # the conditioning points
+    features: NystromFeatures  # ψ
+    gram: Matrix  # A + NλI, (r, r)
     space: ReturnSpace
-    terminal: Matrix | None
-    dtype: Precision
+    terminal: Matrix | None  # regression coefficients of τ, (r, 2Q)
+    dtype: Precision  # of the products
 
     def __post_init__(self) -> None:
         """Factorise the regression, and share the return space."""
@@ -157,21 +127,9 @@ class SweptTarget:
 class PairedObjective(Objective):
     """Value, gradient and products of the paired criterion, as functions of C with B = T_L C.
 
-    Parameters
-    ----------
-    target : Target
-    compressed : Compressed
-        Summary of the conditioning points, for the quadratic part.
-    chunks : ChunkSums
-        The conditioning points, for the penalty on negative coefficients.
-    source : PairedPoints
-        The conditioning points, for mini-batches.
-    space : ReturnSpace
-    penalties : Penalties
-    ridge : float
-        λ_B.
-    dtype : dtype
-        Precision of the products.
+    The quadratic part is computed from the summary of the conditioning points, the penalty on negative
+    coefficients from their chunks, and mini-batches from their source. The ridge is λ_B, and ``dtype`` is the
+    precision of the products.
     """
 
     def __init__(

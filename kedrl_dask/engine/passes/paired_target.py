@@ -155,19 +155,10 @@ def solve_waves(block: tuple[int, Range], task: SolveTask) -> None:
 
 @dataclass(frozen=True)
 class Operator:
-    """The contracted target, stored by frequency.
+    """The contracted target, stored by frequency."""
 
-    Attributes
-    ----------
-    path : Path
-        The store of P.
-    terminal : (r, 2Q) array or None
-        Regression coefficients of τ.
-    space : ReturnSpace
-    """
-
-    path: Path
-    terminal: Matrix | None
+    path: Path  # of the store of P
+    terminal: Matrix | None  # regression coefficients of τ, (r, 2Q)
     space: ReturnSpace
 
     @property
@@ -194,21 +185,11 @@ Sections = tuple[Features, Features, Vector]
 
 @dataclass(frozen=True)
 class PairedPoints:
-    """The conditioning points in the form that the paired criterion needs: (k̃, ψ, ϱ) from their inputs.
+    """The conditioning points in the form that the paired criterion needs: (k̃, ψ, ϱ) from their inputs."""
 
-    Attributes
-    ----------
-    inputs : Path
-        The store of inputs and weights.
-    operators : ConditionalOperators
-        ψ, and the mass ΣΓ.
-    basis : NystromFeatures
-        k̃.
-    """
-
-    inputs: Path
-    operators: ConditionalOperators
-    basis: NystromFeatures
+    inputs: Path  # the store of inputs and weights
+    operators: ConditionalOperators  # ψ, and the mass ΣΓ
+    basis: NystromFeatures  # k̃
 
     def compute(self, rows: Range) -> Sections:
         """k̃, ψ and ϱ of some points, in double precision."""
@@ -219,20 +200,11 @@ class PairedPoints:
 
 
 class Compressed(NamedTuple):
-    """Summary of the conditioning points, from which the quadratic part of the criterion is computed.
-
-    Attributes
-    ----------
-    points : Points
-    mean : (L,) array
-        Σϱk̃.
-    mass : (M,) array
-        ΣΓ at each point.
-    """
+    """Summary of the conditioning points, from which the quadratic part of the criterion is computed."""
 
     points: Points
-    mean: Vector
-    mass: Vector
+    mean: Vector  # Σϱk̃, (L,)
+    mass: Vector  # ΣΓ at each point, (M,)
 
 
 def compress_points(rows: Range, source: PairedPoints) -> Compressed:

@@ -66,22 +66,8 @@ class BellmanObjective(Objective):
 
     There is one task for each group of chunks. Tasks receive the coefficients and return a few matrices:
     sums over chunks, in a tree that depends only on their number, so that results do not depend on the
-    groups. Gradients are in double precision, products in the precision of the stored points.
-
-    Parameters
-    ----------
-    executor : Executor
-    points : Conditioning
-        The conditioning points.
-    groups : sequence of sequences of (start, stop)
-        Chunks of points, grouped by task.
-    residency : Residency
-        Whether chunks stay on the workers that loaded them, are read from the store for every product, or
-        are recomputed.
-    space : ReturnSpace or ExactReturnSpace
-    penalties : Penalties
-    ridge : float
-        λ_B.
+    groups. Gradients are in double precision, products in the precision of the stored points. The ridge is
+    λ_B.
     """
 
     def __init__(

@@ -23,33 +23,19 @@ class PlanError(ValueError):
 class Plan:
     """The projected cost of a fit; see :func:`make_plan`.
 
-    Attributes
-    ----------
-    sizes : Sizes
-    machine : Machine
-    n_workers, n_threads : int
-        Number of worker processes, and of threads in each; a fit in this process has one worker.
-    budget : int
-        Bytes that a worker process may use.
-    residency : {"resident", "stored", "recomputed"}
-        Where the conditioning points are during the solver, or in the paired construction the contracted
-        target or the transitions.
-    stages : tuple of Stage
-    form : {"separated", "contracted", "matrix-free"}
-        The separated construction, or the form of the paired one.
-    n_shards : int
-        Number of parts into which the contraction divides the frequencies.
+    A fit in this process has one worker. ``residency`` is that of the conditioning points during the solver,
+    or in the paired construction that of the contracted target or the transitions.
     """
 
     sizes: Sizes
     machine: Machine
     n_workers: int
-    n_threads: int
-    budget: int
+    n_threads: int  # of each worker process
+    budget: int  # bytes that a worker process may use
     residency: Residency
     stages: tuple[Stage, ...]
     form: Form = "separated"
-    n_shards: int = 0
+    n_shards: int = 0  # parts into which the contraction divides the frequencies
 
     @property
     def memory(self) -> int:
@@ -72,12 +58,7 @@ class Plan:
         return sum(stage.seconds for stage in self.stages)
 
     def check(self, free_disk: int | None = None) -> None:
-        """Reject a plan that exceeds the budget, naming the setting that would help most.
-
-        Raises
-        ------
-        PlanError
-        """
+        """Raise a :class:`PlanError` if the budget is exceeded, naming the setting that would help most."""
         if self.memory > self.budget:
             stage = max(self.stages, key=lambda s: s.memory)
             raise PlanError(
@@ -168,19 +149,10 @@ def make_plan(
     budget: int,
     forms: Sequence[Form] = ("separated",),
 ) -> Plan:
-    """Project the cost of every stage, and choose the fastest plan within the budget.
+    """Project the cost of every stage, and choose the fastest plan of these forms within the budget.
 
-    Parameters
-    ----------
-    sizes : Sizes
-    machine : Machine
-        Its rates; :data:`NOMINAL` if only memory matters.
-    n_workers, n_threads : int
-        Number of worker processes, and of threads in each.
-    budget : int
-        Bytes that a worker process may use.
-    forms : sequence of Form
-        The forms to choose from.
+    The machine may be :data:`NOMINAL` if only memory matters. Every worker process has ``n_threads`` threads
+    and may use ``budget`` bytes.
     """
     crew = Crew(sizes, machine, n_workers, n_threads)
     shards = paired_stage_costs.n_shards(crew, budget)

@@ -38,30 +38,14 @@ SLACK, HEADROOM = 1.4, 128 * MIB
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one thread while all are busy, and the memory of a process before it starts.
+    """Rates per second of one thread while all are busy, and the memory of a process before it starts."""
 
-    Attributes
-    ----------
-    gemm : float
-        Flop per second of matrix products in the precision of the fit.
-    exact_gemm : float
-        The same in double precision.
-    evaluations : float
-        Kernel evaluations per second, in the precision of the fit.
-    rows : float
-        Number of recorded rows read per second.
-    baseline : int
-        Bytes of a process after all imports.
-    stored : float
-        Bytes of stored conditioning points read per second; typical of a shared disk, not measured.
-    """
-
-    gemm: float
-    exact_gemm: float
-    evaluations: float
-    rows: float
-    baseline: int
-    stored: float = 2e8
+    gemm: float  # flop of matrix products in the precision of the fit
+    exact_gemm: float  # the same in double precision
+    evaluations: float  # of kernels, in the precision of the fit
+    rows: float  # recorded rows read
+    baseline: int  # bytes of a process after all imports
+    stored: float = 2e8  # bytes of stored conditioning points read; typical of a shared disk, not measured
 
 
 #: A slow core of 2020, for decisions that depend on ratios of rates and not on seconds.
@@ -146,29 +130,15 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a fit.
-
-    Attributes
-    ----------
-    name : str
-    tasks : int
-        Total number of tasks; for the solver, those of each product.
-    flop, evaluations : float
-        Flop of matrix products, and number of kernel evaluations.
-    seconds : float
-    memory : int
-        Peak memory of a worker process, in bytes.
-    disk : int
-        Bytes written.
-    """
+    """One stage of a fit."""
 
     name: str
-    tasks: int
-    flop: float
-    evaluations: float
+    tasks: int  # in total; for the solver, those of each product
+    flop: float  # of matrix products
+    evaluations: float  # of kernels
     seconds: float
-    memory: int
-    disk: int
+    memory: int  # peak of a worker process, in bytes
+    disk: int  # bytes written
 
 
 @dataclass(frozen=True)

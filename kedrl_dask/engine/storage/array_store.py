@@ -82,24 +82,10 @@ class ArrayStore:
         attributes: Mapping[str, object] | None = None,
         compressed: bool = True,
     ) -> ArrayStore:
-        """Create the group and its arrays, which are empty.
+        """Create the group and its empty arrays in a directory that is new or empty.
 
-        Parameters
-        ----------
-        path : path-like
-            Directory of the store: new, or empty.
-        kind : str
-            Kind of content, which :meth:`open` checks.
-        specs : iterable of ArraySpec
-            The arrays.
-        sizes : mapping
-            Size of each dimension by its name.
-        chunks : mapping
-            Chunk length by dimension name; other dimensions have one chunk.
-        attributes : mapping, optional
-            Further attributes of the group, as JSON values.
-        compressed : bool
-            Whether chunks are compressed, which takes time and hardly shrinks computed results.
+        ``sizes`` and ``chunks`` give the size and the chunk length of each dimension by its name; a dimension
+        not in ``chunks`` has one chunk. Compression takes time and hardly shrinks computed results.
         """
         path = check_vacant(path)
         specs = tuple(specs)
@@ -127,11 +113,8 @@ class ArrayStore:
     ) -> ArrayStore:
         """Open an existing store of this kind; if it was finished, one small file is read.
 
-        Raises
-        ------
-        StoreError
-            If there is no such store, it is of another kind or from a newer version of the package, or
-            an array of ``specs`` is missing or differs from its declaration.
+        Raises a StoreError if there is no such store, it is of another kind or from a newer version of the
+        package, or an array of ``specs`` is missing or differs from its declaration.
         """
         path = checked_path(path)
         if not path.exists():

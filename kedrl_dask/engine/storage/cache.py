@@ -43,16 +43,8 @@ class Cache:
     A result is computed as a whole, and appears atomically; or block by block, and then the blocks in the
     manifest count. Existing files are compared with the manifest's checksums once, before they are used;
     whatever is missing or damaged is computed again. Several processes may share the directory: the first
-    to finish is kept, and the results are the same.
-
-    Parameters
-    ----------
-    path : Path
-        The directory, which workers must be able to reach.
-    note : callable, optional
-        Called as ``note(event, **facts)`` for results found, and files found damaged.
-    code : str, optional
-        Identifies a policy that is code, so that its results are found again; by default they never are.
+    to finish is kept, and the results are the same. ``note`` hears of results found and files found damaged.
+    ``code`` identifies a policy that is code, whose results are otherwise never found again.
     """
 
     def __init__(self, path: Path, note: Note = _unnoted, code: str | None = None) -> None:
@@ -100,18 +92,10 @@ class Cache:
         create: Callable[[str, Path], None],
         compute: Callable[[dict[str, Path], list[int]], None],
     ) -> dict[str, Path]:
-        """Return the paths of several results after computing their missing blocks.
+        """Return the paths of several results after computing their missing blocks; ``facts`` are by kind.
 
-        Parameters
-        ----------
-        facts : mapping
-            Dependencies of each result, by its kind.
-        n_blocks : int
-            Number of blocks, the same for all results.
-        create : callable
-            ``create(kind, path)`` creates an empty store.
-        compute : callable
-            ``compute(paths, blocks)`` computes blocks of the results that lack them, and commits each.
+        ``create(kind, path)`` creates an empty store; ``compute(paths, blocks)`` computes blocks of the
+        results that lack them, and commits each.
         """
         paths = {kind: self.open(kind, own, partial(create, kind)) for kind, own in facts.items()}
         parts = [str(block) for block in range(n_blocks)]

@@ -35,16 +35,9 @@ FIELD = "state."
 class Checkpoints:
     """A directory with the last states of a solver; see :class:`~kedrl_dask.numerics.solvers.base.Keeper`.
 
-    A checkpoint is written atomically and brought to the disk before it enters the manifest.
-
-    Parameters
-    ----------
-    path : Path
-        The directory.
-    seconds : float
-        Time between checkpoints; longer if writing one takes more than a fiftieth of it.
-    note : callable
-        Called as ``note(event, **facts)`` when a checkpoint was written, read, or found damaged.
+    A checkpoint is written atomically and brought to the disk before it enters the manifest. ``seconds`` pass
+    between checkpoints, or more if writing one takes more than a fiftieth of them. ``note(event, **facts)``
+    is called when one was written, read, or found damaged.
     """
 
     def __init__(self, path: Path, seconds: float, note: Callable[..., None]) -> None:

@@ -10,24 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Declaration of one stored array.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array in its Zarr group.
-    dims : tuple of str
-        Names of its dimensions; arrays of one group that name the same dimension agree in its size.
-    dtype : str
-        NumPy name of its element type.
-    meaning : str
-        One sentence, stored as an attribute of the array.
-    """
+    """Declaration of one stored array."""
 
     name: str
-    dims: tuple[str, ...]
+    dims: tuple[str, ...]  # arrays of one group that name the same dimension agree in its size
     dtype: str
-    meaning: str
+    meaning: str  # one sentence, stored as an attribute of the array
 
 
 Specs = tuple[ArraySpec, ...]
