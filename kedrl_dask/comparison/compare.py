@@ -34,7 +34,7 @@ from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recov
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL, Summaries, thresholds
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.overlap import action_overlap
-from kedrl_dask.utils.arrays import Atoms, Matrix, Real, Record, Vector, Weights
+from kedrl_dask.utils.arrays import Atoms, Matrix, Points, Real, Record, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, has_control_characters, shown
 from kedrl_dask.utils.progress import Reporter
 
@@ -160,9 +160,9 @@ def compare(
             name: models[name].bootstrap(store, policy, n_replicates, random_state=seed, **shared)
             for name, policy in (policies.items() if n_replicates else ())
         }
-    summaries = Summaries(tuple(levels), tail, thresholds(next(iter(laws.values()))))
+    summaries = Summaries(tuple(levels), tail, thresholds(*laws.values()))
     with reporter.stage("summaries and differences"):
-        drawn = _Drawn(sections, replicates, summaries, settings, executor)
+        drawn = _Drawn(laws, sections, replicates, summaries, settings, executor)
         contrasted = _contrasted(laws, drawn, interval)
         for name, missed in drawn.missed.items():
             found += objections({"replicates": (missed, n_replicates)}, name)
@@ -244,13 +244,14 @@ class _Drawn:
 
     def __init__(
         self,
+        laws: Mapping[str, Recovered],
         sections: Mapping[str, Matrix],
         replicates: Mapping[str, Bootstrap],
         summaries: Summaries,
         settings: RecoverySettings,
         executor: Executor,
     ) -> None:
-        self.sections, self.replicates, self.summaries = sections, replicates, summaries
+        self.laws, self.sections, self.replicates, self.summaries = laws, sections, replicates, summaries
         self.settings, self.executor = settings, executor
         #: Recoveries that did not converge, by policy.
         self.missed = dict.fromkeys(replicates, 0)
@@ -268,8 +269,10 @@ class _Drawn:
         n_replicates, n, m = omega.shape
         flat = self.executor.share(omega.reshape(-1, m))
         fixed = replicates.model.grid_, replicates.model.return_kernel_, self.settings, self.summaries
+        shift = self.laws[name].shift
+        shifts = None if shift is None else np.tile(shift[rows], (n_replicates, 1))
         tasks = list(even_ranges(n_replicates * n, TASK_LAWS))
-        values, missed = zip(*self.executor.map(_summarised, tasks, flat, *fixed), strict=True)
+        values, missed = zip(*self.executor.map(_summarised, tasks, flat, *fixed, shifts), strict=True)
         self.missed[name] += sum(missed)
         return np.concatenate(values).reshape(n_replicates, n, len(self.summaries.thresholds), -1)
 
@@ -281,9 +284,11 @@ def _summarised(
     kernel: Matern,
     settings: RecoverySettings,
     summaries: Summaries,
+    shift: Points | None,
 ) -> tuple[Real, int]:
     """Summaries of the laws of some coefficients, and how many recoveries did not converge."""
-    law = recover_law(omega[slice(*rows)], grid, kernel, settings)
+    some = slice(*rows)
+    law = recover_law(omega[some], grid, kernel, settings, None if shift is None else shift[some])
     return summaries.pack(law), int((~law.converged).sum())
 
 
@@ -295,11 +300,7 @@ def _contrasted(laws: Mapping[str, Recovered], drawn: _Drawn, interval: float) -
     parts = []
     for first, last in even_ranges(n, max(1, DRAWN_ELEMENTS // of_one)):
         rows = slice(first, last)
-        some = {
-            name: Mixture(law.atoms, law.weights[rows], law.bandwidth, law.supports)
-            for name, law in laws.items()
-        }
-        estimates = {name: summaries.pack(law) for name, law in some.items()}
+        estimates = {name: summaries.pack(law.rows(rows)) for name, law in laws.items()}
         draws = drawn(rows, estimates)
         parts.append(
             xr.merge(
@@ -316,7 +317,9 @@ def _contrasted(laws: Mapping[str, Recovered], drawn: _Drawn, interval: float) -
 
 def _distances(laws: Mapping[str, Recovered]) -> xr.Dataset:
     """Distance of the fitted embeddings of every pair of policies: of the joint laws, in one number."""
-    embeddings = {name: Embedding(law.coefficients, law.grid, law.kernel) for name, law in laws.items()}
+    embeddings = {
+        name: Embedding(law.coefficients, law.grid, law.kernel, shift=law.shift) for name, law in laws.items()
+    }
     pairs = [embeddings[later].mmd(embeddings[sooner]) for sooner, later in combinations(laws, 2)]
     return xr.Dataset({"mmd": (("pair", "input"), np.stack(pairs))} if pairs else {})
 
@@ -326,7 +329,8 @@ def _edge_mass(law: Recovered) -> Real:
     low, high = law.grid.min(axis=0), law.grid.max(axis=0)
     margin = EDGE * (high - low)
     sides = zip(low + margin, high - margin, strict=True)
-    mass = [(law.cdf(a, c), 1 - law.cdf(b, c)) for c, (a, b) in enumerate(sides)]
+    still = law if law.shift is None else Mixture(law.grid, law.weights, law.bandwidth)
+    mass = [(still.cdf(a, c), 1 - still.cdf(b, c)) for c, (a, b) in enumerate(sides)]
     # Weights sum to one up to rounding.
     return np.maximum(np.stack(mass, axis=-1), 0.0)
 

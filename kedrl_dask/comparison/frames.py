@@ -67,10 +67,12 @@ def support(dataset: xr.Dataset) -> pd.DataFrame:
 
 def weights(dataset: xr.Dataset) -> pd.DataFrame:
     """Probability of each atom by policy and input, with its place: ``return_0``, ``return_1``, …"""
-    places = dataset["atoms"].to_numpy()
-    atoms = pd.DataFrame(places, columns=[f"return_{c}" for c in range(places.shape[1])])
     frame = _frame(dataset, "weight")[["policy", "input", "atom", "weight"]]
-    return frame.merge(atoms, left_on="atom", right_index=True).reset_index(drop=True)
+    places = dataset["atoms"].broadcast_like(dataset["weight"])
+    places = places.transpose("policy", "input", "atom", "coordinate")
+    for c, column in enumerate(np.moveaxis(places.to_numpy(), -1, 0)):
+        frame[f"return_{c}"] = column.ravel()
+    return frame
 
 
 #: The tables, each with a variable that a dataset has if it has the table.

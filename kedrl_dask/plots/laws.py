@@ -23,7 +23,7 @@ def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.Array
     returns : (k, d) array, optional
         Returns drawn from the true law at this input.
     """
-    dim, other = recovered.atoms.shape[1], recovered.sensitivity
+    dim, other = recovered.dim, recovered.sensitivity
     true = None if returns is None else np.asarray(returns, dtype=np.float64)
     if true is not None and (true.ndim != 2 or true.shape[1] != dim):
         raise ValueError(f"recovered_marginals: returns have shape {true.shape}, expected (k, {dim})")
@@ -45,7 +45,7 @@ def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.Array
                 upper[c].plot(x, law.density(x, c)[point], style, color=colour)
             else:
                 # Atoms may share a value, and their weights then add up.
-                value, member = np.unique(law.atoms[:, c], return_inverse=True)
+                value, member = np.unique(law.atoms_of(point)[:, c], return_inverse=True)
                 mass = np.bincount(member, law.weights[point])
                 if c in law.supports:
                     value, mass = law.pmf(c).support, law.pmf(c).probability[point]

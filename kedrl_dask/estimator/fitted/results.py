@@ -57,7 +57,8 @@ def law_dataset(
     Parameters
     ----------
     laws : dict
-        The laws of each policy, at the same number of inputs and on the same atoms.
+        The laws of each policy, at the same number of inputs and on the same atoms, which may be shifted: the
+        variable ``atoms`` is then of each policy and input.
     levels : sequence of float
         Levels of the quantiles.
     tail : float
@@ -70,7 +71,7 @@ def law_dataset(
                 f"the law of {name!r} has other atoms or inputs than that of {next(iter(laws))!r}; "
                 "fit with the same settings and recover at the same number of inputs"
             )
-    summaries = Summaries(tuple(levels), tail, thresholds(first))
+    summaries = Summaries(tuple(levels), tail, thresholds(*laws.values()))
     by_law: dict[str, list[Array]] = {}
     for law in laws.values():
         second = summarise(law.sensitivity, levels, tail)
@@ -96,12 +97,15 @@ def law_dataset(
         coords={
             "policy": text(laws),
             "input": np.arange(len(first.weights)),
-            "coordinate": np.arange(first.atoms.shape[1]),
+            "coordinate": np.arange(first.dim),
             "level": np.asarray(levels, dtype=np.float64),
         },
         attrs={"caution": CAUTION, "tail": tail, "recovery": json.dumps(_recovery(first))},
     )
     dataset["atoms"] = (("atom", "coordinate"), first.atoms)
+    if not all(law.is_common for law in laws.values()):
+        places = [[law.atoms_of(row) for row in range(len(law.weights))] for law in laws.values()]
+        dataset["atoms"] = (("policy", "input", "atom", "coordinate"), np.array(places))
     dataset["bandwidth"] = (("coordinate",), first.bandwidth)
     dataset["thresholds"] = (("coordinate", "threshold"), summaries.thresholds)
     for name, meaning in (SUMMARIES | CURVES | MEANINGS).items():

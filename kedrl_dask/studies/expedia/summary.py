@@ -55,7 +55,7 @@ def laws(fits: Fits, prepared: Prepared) -> Laws:
 
 def raw_atoms(law: Recovered, which: Recovery, prepared: Prepared) -> Atoms:
     """The atoms of a law on the raw scale; (m, 2)."""
-    return law.atoms * prepared.encoder.reward_scale + shift(which, prepared.encoder)
+    return law.atoms_of(0) * prepared.encoder.reward_scale + shift(which, prepared.encoder)
 
 
 def summarise(fits: Fits, recovered: Laws, prepared: Prepared) -> Record:
