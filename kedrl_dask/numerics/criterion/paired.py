@@ -30,15 +30,7 @@ WAVES = 8
 
 @dataclass(frozen=True)
 class Points:
-    """Rows that have the second moments Σϱ (k̃, ψ)(k̃, ψ)ᵀ of the conditioning points.
-
-    Attributes
-    ----------
-    basis : (n, L) array
-        Stands for √ϱ k̃.
-    features : (n, r) array
-        Stands for √ϱ ψ.
-    """
+    """Rows √ϱ k̃ (n, L) and √ϱ ψ (n, r), or others with the same second moments Σϱ (k̃, ψ)(k̃, ψ)ᵀ."""
 
     basis: Features
     features: Features
@@ -67,17 +59,7 @@ class Points:
 
 @dataclass(frozen=True)
 class FrequencyBlock:
-    """The target operator at some frequencies, and the return space there.
-
-    Attributes
-    ----------
-    operator : (q, r, L) complex array
-        P_w for each of them.
-    terminal : (r, 2q) array or None
-        Regression coefficients of τ.
-    space : ReturnSpace
-        F and E at these frequencies.
-    """
+    """P_w (q, r, L), the regression coefficients of τ (r, 2q) and the return space at some frequencies."""
 
     operator: Complex
     terminal: Matrix | None

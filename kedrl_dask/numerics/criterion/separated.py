@@ -50,17 +50,7 @@ CACHE_BYTES = 2**21
 
 @dataclass(frozen=True)
 class ReturnSpace:
-    """The return grid seen through the spectral features.
-
-    Attributes
-    ----------
-    grid_waves : (m, 2Q) array
-        F, real and imaginary parts in turn.
-    shifted_waves : (m, 2Q) array
-        E, likewise.
-    scale : float
-        σ²/Q.
-    """
+    """The return grid seen through the spectral features: F and E (m, 2Q), and the scale σ²/Q."""
 
     grid_waves: Waves
     shifted_waves: Waves
@@ -99,8 +89,7 @@ class ReturnSpace:
 
     def mean_target(self, moment: Vector) -> Matrix:
         """Ḡ = (σ²/Q) Re E diag(Σϱ|ρ|²) Eᴴ from Σϱ|ρ|² (Q,); (m, m)."""
-        power = np.repeat(moment, 2)
-        return self.scale * ((self.shifted_waves * power) @ self.shifted_waves.T)
+        return self.scale * ((self.shifted_waves * np.repeat(moment, 2)) @ self.shifted_waves.T)
 
 
 @dataclass(frozen=True)
@@ -140,14 +129,8 @@ Space = ReturnSpace | ExactReturnSpace
 class Chunk(ABC):
     """The data of the criterion at some conditioning points; here the part that both kinds of chunk share.
 
-    Attributes
-    ----------
-    weights : (n,) array
-        ϱ.
-    basis : (n, L) array
-        k_L, or in a fit its whitened form; coefficients belong to the one or the other.
-    continuation : (n, L) array
-        Φ_L, likewise.
+    ϱ (n,), k_L (n, L) and Φ_L (n, L), in a fit in their whitened form; coefficients belong to the one form
+    or the other.
     """
 
     weights: Weights
@@ -203,15 +186,7 @@ class Chunk(ABC):
 
 @dataclass(frozen=True)
 class FeatureChunk(Chunk):
-    """Conditioning points in features; never an m×m matrix.
-
-    Attributes
-    ----------
-    reward_waves : (n, 2Q) array
-        ρ, real and imaginary parts in turn.
-    terminal_waves : (n, 2Q) array or None
-        τ, likewise.
-    """
+    """Conditioning points in features, ρ and τ (n, 2Q); never an m×m matrix."""
 
     reward_waves: Waves
     terminal_waves: Waves | None = None
@@ -248,8 +223,7 @@ class FeatureChunk(Chunk):
     def with_blocks(self, space: ReturnSpace) -> BlockChunk:
         """The same points with H and G written out, in features."""
         h, g = operators(space, self.reward_waves)
-        chunk = BlockChunk(self.weights, self.basis, self.continuation, h, g)
-        tau = self.terminal_waves
+        chunk, tau = BlockChunk(self.weights, self.basis, self.continuation, h, g), self.terminal_waves
         if tau is None:
             return chunk
         turned = as_complex(self.reward_waves).conj() * as_complex(tau)
@@ -263,16 +237,9 @@ class FeatureChunk(Chunk):
 
 @dataclass(frozen=True)
 class BlockChunk(Chunk):
-    """Conditioning points with H and G.
+    """Conditioning points with H and G (n, m, m).
 
-    Attributes
-    ----------
-    h, g : (n, m, m) arrays
-        H and G (eq:h_ij, eq:g_ij).
-    grid_terminal, shifted_terminal : (n, m) arrays or None
-        ⟨k_Z(z_i, ·), t⟩ and ⟨Σ_j Γ_j k_Z(r_j + γz_i, ·), t⟩, t the part of the target without a continuation.
-    terminal_square : (n,) array or None
-        ‖t‖².
+    The terminal terms are ⟨k_Z(z_i, ·), t⟩ and ⟨Σ_j Γ_j k_Z(r_j + γz_i, ·), t⟩ (n, m), and ‖t‖² (n,).
     """
 
     h: Matrices
@@ -421,8 +388,5 @@ def operators(space: ReturnSpace, reward_waves: Waves) -> tuple[Matrices, Matric
         as_complex(np.ascontiguousarray(x)) for x in (reward_waves, space.grid_waves, space.shifted_waves)
     )
     h = space.scale * np.einsum("iw,nw,kw->nik", grid.conj(), rho, shifted, optimize=True).real
-    g = (
-        space.scale
-        * np.einsum("iw,nw,kw->nik", shifted.conj(), np.abs(rho) ** 2, shifted, optimize=True).real
-    )
-    return h, g
+    power = np.abs(rho) ** 2
+    return h, space.scale * np.einsum("iw,nw,kw->nik", shifted.conj(), power, shifted, optimize=True).real

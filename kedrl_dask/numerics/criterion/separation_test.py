@@ -49,14 +49,8 @@ class SeparatedParts(NamedTuple):
 class Separation:
     """The difference of the two targets, as root mean squares over held-out inputs in the norm of the RKHS.
 
-    Attributes
-    ----------
-    difference : float
-        Its systematic part: the squared norm minus the contribution of noise, at least zero.
-    noise : float
-        The contribution of noise.
-    p_value : float or None
-        Share of random signs that give as large a norm; None if there are too few episodes to tell.
+    ``difference`` is its systematic part: the squared norm minus the contribution of noise, at least zero.
+    ``p_value`` is the share of random signs that give as large a norm; None with too few episodes to tell.
     """
 
     difference: float
@@ -70,26 +64,12 @@ class Separation:
 
 
 def separation(
-    blocks: Iterable[SeparatedParts],
-    held_out: Features,
-    ridge: float,
-    scale: float,
-    random_state: int = 0,
+    blocks: Iterable[SeparatedParts], held_out: Features, ridge: float, scale: float, random_state: int = 0
 ) -> Separation:
     """Estimate the difference of the targets and test it.
 
-    Parameters
-    ----------
-    blocks : iterable of SeparatedParts
-        The transitions by blocks of whole episodes; they are kept in single precision.
-    held_out : (n, r) array
-        Features ψ of the inputs where the targets are compared.
-    ridge : float
-        λ_Γ.
-    scale : float
-        σ²/Q.
-    random_state : int
-        Seed of the signs.
+    The blocks of whole episodes are kept in single precision. ``held_out`` (n, r) are the features ψ of the
+    inputs where the targets are compared, ``ridge`` is λ_Γ, and ``scale`` σ²/Q.
     """
     parts = [part.astype(np.float32) for part in blocks]
     gram, responses, n = _moments(part.astype(np.float64) for part in parts)

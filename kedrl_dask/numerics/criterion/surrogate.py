@@ -40,12 +40,7 @@ USUAL_TERMS = (18, 10)
 class Expansion:
     """ρ(x) ≈ Σ_j c_j(x)·R_j and |ρ(x)|² ≈ Σ_j p_j(x)·P_j: means first, then principal components.
 
-    Attributes
-    ----------
-    waves : (J, 2Q) array
-        R, real and imaginary parts in turn.
-    powers : (J', Q) array
-        P.
+    ``waves`` is R (J, 2Q), ``powers`` P (J', Q).
     """
 
     waves: Waves
@@ -94,25 +89,14 @@ def _coordinates(rows: Features, components: Matrix) -> Features:
 class Surrogate:
     """The Hessian over two with ρ expanded, in preconditioned coordinates and single precision.
 
-    Parameters
-    ----------
-    coordinates : Coordinates
-    expansion : Expansion
-    moments : tuple of (l, l), (J, l, l) and (J', l, l) arrays
-        Σϱ k̃k̃ᵀ, Σϱ c_j k̃Φ̃ᵀ and Σϱ p_j Φ̃Φ̃ᵀ, in the :meth:`directions` of the coordinates.
-    space : ReturnSpace
-    mass_penalty : float
-        λ_mass.
+    ``moments`` are Σϱ k̃k̃ᵀ (l, l), Σϱ c_j k̃Φ̃ᵀ (J, l, l) and Σϱ p_j Φ̃Φ̃ᵀ (J', l, l), in the ``directions`` of
+    the coordinates.
     """
 
     def __init__(
-        self,
-        coordinates: Coordinates,
-        expansion: Expansion,
-        moments: tuple[Matrix, Matrices, Matrices],
-        space: ReturnSpace,
-        mass_penalty: float,
-    ) -> None:
+        self, coordinates: Coordinates, expansion: Expansion, moments: tuple[Matrix, Matrices, Matrices],
+        space: ReturnSpace, mass_penalty: float,
+    ) -> None:  # fmt: skip
         right, scale = coordinates.right, space.scale
         moment, cross, square = moments
         grid, shifted = right.T @ space.grid_waves, right.T @ space.shifted_waves

@@ -20,21 +20,9 @@ def discounted_returns(
 ) -> Points:
     """Discounted returns observed from every row of whole episodes; (n, d).
 
-    Rows from which less than 1 − ``tail`` of the discounted weight was observed are left out. If all episodes
-    are too short, the first row of each episode is taken, and the unobserved weight is filled with the mean
-    reward.
-
-    Parameters
-    ----------
-    reward : (n, d) array
-        Rows in the order of (episode, step).
-    episode : (n,) array
-    terminated : (n,) bool array
-        A terminated episode has its whole return.
-    discount : float
-        γ.
-    tail : float
-        Largest share of the discounted weight that may be missing.
+    Rows are in the order of (episode, step); a terminated episode has its whole return. Rows from which less
+    than 1 − ``tail`` of the discounted weight was observed are left out. If all episodes are too short, the
+    first row of each episode is taken, and the unobserved weight is filled with the mean reward.
     """
     returns = np.array(reward, dtype=np.float64)
     missing = np.ones(len(reward))
@@ -57,27 +45,14 @@ def discounted_returns(
 
 
 def return_grid(
-    returns: Points,
-    n_atoms: int,
-    kernel: Matern,
-    expansion: float = 1.25,
-    n_directions: int = 32,
+    returns: Points, n_atoms: int, kernel: Matern, expansion: float = 1.25, n_directions: int = 32,
     random_state: int = 0,
-) -> Atoms:
-    """Exactly ``n_atoms`` atoms: k-means centres, the extreme ones moved out radially (app:Grid-Z).
+) -> Atoms:  # fmt: skip
+    """Exactly ``n_atoms`` atoms: k-means centres of returns, the extreme ones moved out (app:Grid-Z).
 
-    Parameters
-    ----------
-    returns : (n, d) array
-        Observed discounted returns.
-    n_atoms : int
-    kernel : Matern
-        The return kernel; clustering and directions use its coordinates.
-    expansion : float
-        c_exp: the factor by which extreme centres move away from the mean centre.
-    n_directions : int
-        Random directions in which extremes are sought, beside the coordinates and their negatives.
-    random_state : int
+    Clustering and directions use the coordinates of the return kernel. Extremes are sought in random
+    directions beside the coordinates and their negatives, and move away from the mean centre by the factor
+    c_exp, the ``expansion``.
     """
     dim = returns.shape[1]
     if len(np.unique(returns, axis=0)) < n_atoms:
@@ -116,12 +91,8 @@ def box_grid(low: Vector, high: Vector, n_atoms: int, random_state: int = 0) -> 
 class Coverage:
     """How well the grid represents the shifted sections k(r + γz, ·) (app:Grid-Z).
 
-    Attributes
-    ----------
-    median, p90, p99 : float
-        Quantiles of the normalised projection residual: 0 is perfect, 1 is not at all.
-    inside : float
-        Fraction of the shifted points r + γz inside the convex hull of the grid.
+    Quantiles of the normalised projection residual, 0 if perfect and 1 if not at all; and the fraction of the
+    shifted points r + γz inside the convex hull of the grid.
     """
 
     median: float

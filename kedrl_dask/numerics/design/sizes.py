@@ -54,17 +54,9 @@ JITTER = 1e-10
 
 @dataclass(frozen=True)
 class Growth:
-    """A chosen size, and the sizes tried.
+    """A chosen size, the sizes tried with the mean square of the error at each, and why it is no larger.
 
-    Attributes
-    ----------
-    size : int
-    sizes : tuple of int
-    estimates : tuple of float
-        Mean square of the error at each of them.
-    tolerance : float
-    reason : {"tolerance met", "no longer falling", "largest allowed"}
-        Why it was not made larger.
+    The reason is "tolerance met", "no longer falling" or "largest allowed".
     """
 
     size: int
@@ -103,12 +95,9 @@ def residual_curve(kernel: Matern, points: Points, at: Points, sizes: Sequence[i
 
 
 def choose_landmarks(
-    name: Literal["n_landmarks", "n_basis"],
-    kernel: Matern,
-    inputs: Inputs,
-    n_transitions: int,
+    name: Literal["n_landmarks", "n_basis"], kernel: Matern, inputs: Inputs, n_transitions: int,
     random_state: int = 0,
-) -> Growth:
+) -> Growth:  # fmt: skip
     """Number of landmarks or of basis points, by the sections at held-out inputs of a sample.
 
     Points are drawn from the sample at random, which covers it a little less well than k-means centres.

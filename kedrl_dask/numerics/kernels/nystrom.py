@@ -54,15 +54,7 @@ class NystromFeatures:
     sections: φ = (ψ_head, k_tail − C_tail,head ψ_head). The remainder is small, so that sums of φ keep
     their digits in single precision, while sums of the raw k_V(x) lose every one. The second step whitens
     the tail. It is linear, so for sums of φyᵀ it is applied once, at the end, in double precision: only ψψᵀ
-    needs it row by row.
-
-    Attributes
-    ----------
-    kernel : Matern
-    landmarks : (r, p + q) array
-        The most informative first.
-    whitening : (r, r) array
-        T, upper triangular.
+    needs it row by row. Of the landmarks (r, p + q) the most informative come first; ``whitening`` is T.
     """
 
     kernel: Matern

@@ -27,21 +27,10 @@ METHODS: tuple[Method, ...] = ("qmc", "orthogonal", "iid")
 def frequencies(
     kernel: Matern, dim: int, n_features: int, method: Method = "qmc", random_state: int = 0
 ) -> Frequencies:
-    """Frequencies W (n_features, dim) of the spectral measure of ``kernel``.
+    """Frequencies W (n_features, dim) of the spectral measure of ``kernel``, whose sigma does not matter.
 
-    Parameters
-    ----------
-    kernel : Matern
-        The kernel on R^dim; its sigma does not matter.
-    dim : int
-        Dimension of the return.
-    n_features : int
-        Number Q of frequencies.
-    method : {"qmc", "orthogonal", "iid"}
-        Scrambled Sobol points through the inverse Gaussian and χ² maps (the most accurate for a
-        few dimensions), orthogonal Gaussian directions, or independent draws.
-    random_state : int
-        Seed.
+    Scrambled Sobol points through the inverse Gaussian and χ² maps (the most accurate for a few dimensions),
+    orthogonal Gaussian directions, or independent draws.
     """
     if n_features < 1:
         raise ValueError(f"n_features must be at least 1, got {n_features}")

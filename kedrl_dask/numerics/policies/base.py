@@ -109,15 +109,9 @@ class NoisyLocation(Immutable, ABC):
     def draws(self, state: Points, n_draws: int, rng: Generator | None = None) -> tuple[Actions, Weights]:
         """Quadrature nodes and weights for E[f(A) | s]; ``rng`` is not used.
 
-        A tensor Gauss rule if two or more nodes per action coordinate fit in ``n_draws``, Sobol points
-        otherwise: see :meth:`kedrl_dask.numerics.policies.noise.Noise.nodes`.
-
-        Returns
-        -------
-        actions : (k, n, q) array
-            In the precision of ``state``; k ≤ ``n_draws``.
-        weights : (k,) array
-            Positive, sum to one.
+        Actions (k, n, q) in the precision of ``state``, k ≤ ``n_draws``, and positive weights (k,) with sum
+        one: a tensor Gauss rule if two or more nodes per action coordinate fit in ``n_draws``, Sobol points
+        otherwise (see :meth:`kedrl_dask.numerics.policies.noise.Noise.nodes`).
         """
         nodes, weights = self.noise.nodes(n_draws, self.action_dim)
         dtype = precision(state)
@@ -169,14 +163,7 @@ def checked_draws(
 ) -> tuple[Actions, Weights]:
     """``policy.draws``; an exception or anything but finite actions becomes a :class:`PolicyError`.
 
-    Parameters
-    ----------
-    policy, state, n_draws, rng
-        As for :meth:`Policy.draws`.
-    action_dim : int
-        Number q of action coordinates in the data.
-    where : str
-        Where the states come from, for the message.
+    ``action_dim`` is that of the data; ``where`` tells the reader of a message where the states come from.
     """
     source = f"policy {shown(policy)}, asked at {where},"
     try:
@@ -191,7 +178,6 @@ def checked_draws(
             f"{source} returned actions of shape {actions.shape} with weights of shape {weights.shape}, "
             f"expected (draws, {len(state)}, {action_dim}) and (draws,)"
         )
-    is_law = weights.dtype.kind in "biuf" and (weights >= 0).all() and abs(weights.sum() - 1) < 1e-6
-    if not is_law:
+    if not (weights.dtype.kind in "biuf" and (weights >= 0).all() and abs(weights.sum() - 1) < 1e-6):
         raise PolicyError(f"{source} returned weights that are no probabilities")
     return actions, weights

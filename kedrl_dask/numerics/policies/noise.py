@@ -65,16 +65,8 @@ class Noise(ABC):
     def nodes_needed(self, spread: float, kernel: Matern, tolerance: float = 1e-6, at_most: int = 32) -> int:
         """Fewest Gauss nodes in one coordinate that average a kernel to within ``tolerance``·σ².
 
-        Parameters
-        ----------
-        spread : float
-            Scale of the noise in units of the kernel's length.
-        kernel : Matern
-            Only its smoothness matters.
-        tolerance : float
-            Largest error of the mean of the kernel over the noise, wherever its centre.
-        at_most : int
-            Returned if no smaller number is enough.
+        Wherever its centre; of the kernel only the smoothness matters. ``spread`` is the scale of the noise
+        in units of the kernel's length; ``at_most`` is returned if no smaller number is enough.
         """
         unit = Matern(kernel.nu)
         offsets = np.linspace(0.0, 3.0, 31)[:, None] * max(1.0, spread)

@@ -43,14 +43,9 @@ class Overlap:
 
 
 def action_overlap(
-    inputs: Inputs,
-    episode: Indices,
-    next_state: Points,
-    next_action: Actions,
-    actions: Actions,
-    weights: Weights,
-    kernel: Matern,
-) -> Overlap:
+    inputs: Inputs, episode: Indices, next_state: Points, next_action: Actions, actions: Actions,
+    weights: Weights, kernel: Matern,
+) -> Overlap:  # fmt: skip
     """Compare ``actions``, the target policy's draws at logged successors, with the logged ``next_action``.
 
     No transition is terminal. Distances are in length scales of the input kernel.
@@ -75,11 +70,5 @@ def action_overlap(
         spread = np.repeat(weights, nearest.shape[1])
         target = np.quantile(nearest[:-1].ravel(), 0.5, weights=spread, method="inverted_cdf")
         distances = [float(target), float(np.median(nearest[-1]))]
-    return Overlap(
-        next_action.mean(axis=0),
-        deviation,
-        weights @ actions.mean(axis=1),
-        shift,
-        weights @ outside,
-        *distances,
-    )
+    means = next_action.mean(axis=0), deviation, weights @ actions.mean(axis=1)
+    return Overlap(*means, shift, weights @ outside, *distances)

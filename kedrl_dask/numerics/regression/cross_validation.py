@@ -18,18 +18,9 @@ TUNING_FOLDS = 5
 
 @dataclass(frozen=True)
 class BlockSums:
-    """Sums of a regression over blocks of whole episodes, the first axis of each array.
+    """Sums Σψψᵀ (r, r), Σψyᵀ (r, k), Σ‖y‖² and the number of transitions of a regression.
 
-    Attributes
-    ----------
-    gram : (blocks, r, r) array
-        Σ ψψᵀ.
-    response : (blocks, r, k) array
-        Σ ψyᵀ.
-    square : (blocks,) array
-        Σ ‖y‖².
-    count : (blocks,) array
-        Number of transitions.
+    The first axis of each array are blocks of whole episodes.
     """
 
     gram: Matrices
@@ -51,10 +42,7 @@ class BlockSums:
     def merge(self, n_folds: int) -> BlockSums:
         """Blocks dealt out to ``n_folds`` folds in turn."""
         folds = [slice(f, None, n_folds) for f in range(n_folds)]
-        return BlockSums(
-            *(np.stack([a[f].sum(axis=0) for f in folds])
-              for a in (self.gram, self.response, self.square, self.count))
-        )  # fmt: skip
+        return BlockSums(*(np.stack([sums[f].sum(axis=0) for f in folds]) for sums in vars(self).values()))
 
 
 def cross_validate_ridge(sums: BlockSums, ridges: Sequence[float] = RIDGES, n_folds: int = 5) -> Vector:
@@ -71,23 +59,16 @@ def cross_validate_folds(sums: BlockSums, ridges: Sequence[float] = RIDGES, n_fo
     folds = sums.merge(min(n_folds, len(sums.count)))
     total = [part.sum(axis=0) for part in (folds.gram, folds.response, folds.count)]
     errors = []
-    for gram, response, square, count in zip(
-        folds.gram, folds.response, folds.square, folds.count, strict=True
-    ):
+    for gram, response, square, count in zip(*vars(folds).values(), strict=True):
         train = total[0] - gram, total[1] - response, total[2] - count
         errors.append(held_out_errors(*train, gram, response, square, ridges))
     return np.array(errors) / total[2]
 
 
 def held_out_errors(
-    gram: Matrix,
-    response: Matrix,
-    count: float,
-    held_gram: Matrix,
-    held_response: Matrix,
-    held_square: float,
-    ridges: Sequence[float],
-) -> Vector:
+    gram: Matrix, response: Matrix, count: float, held_gram: Matrix, held_response: Matrix,
+    held_square: float, ridges: Sequence[float],
+) -> Vector:  # fmt: skip
     """Squared error on held-out rows of a regression with each ridge, from the sums of both; (len(ridges),).
 
     ``gram`` Σψψᵀ, ``response`` Σψyᵀ and ``count`` are sums over the training rows; ``held_square`` is Σ‖y‖²

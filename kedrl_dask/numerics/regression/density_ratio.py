@@ -112,13 +112,7 @@ def moments(denominator_sections: Features, numerator_sections: Features) -> Rat
 
 
 def solve(sums: RatioMoments, ridge: float) -> Vector:
-    """Coefficients α: the ridge solution, its negative entries set to zero, with mean ratio one.
-
-    Raises
-    ------
-    ValueError
-        If no coefficient is positive: the two samples have nothing in common.
-    """
+    """Coefficients α: the ridge solution, its negative entries set to zero, with mean ratio one."""
     system = sums.second / sums.count + ridge * np.eye(len(sums.second))
     alpha = np.maximum(cho_solve(cho_factor(system), sums.numerator / sums.count), 0)
     mean = float(alpha @ sums.denominator) / sums.count
@@ -156,18 +150,8 @@ def leave_one_out_score(denominator_sections: Features, numerator_sections: Feat
 class DensityRatio:
     """The fitted ratio η̂: non-negative, with mean one over the denominator sample.
 
-    Attributes
-    ----------
-    kernel : Matern
-    centers : (b, p + q) array
-    alpha : (b,) array
-        Non-negative coefficients.
-    clip : float or None
-        Upper bound, applied before ``scale``.
-    ridge : float
-        The λ with which it was fitted.
-    scale : float
-        Brings clipped ratios back to mean one.
+    ``clip`` bounds it before ``scale``, which brings clipped ratios back to mean one; ``ridge`` is the λ with
+    which it was fitted.
     """
 
     kernel: Matern

@@ -30,18 +30,7 @@ BLOCK_VALUES = 2**20
 class RewardShifts:
     """The return kernel between shifted rewards, averaged with conditional weights.
 
-    Attributes
-    ----------
-    kernel : Matern
-        k_Z.
-    grid : (m, d) array
-        Atoms z_i.
-    discount : float
-        γ.
-    rewards : (N, d) array
-        r_j of all transitions.
-    terminal : (N,) bool array
-        Which of them ended their episode.
+    ``rewards`` (N, d) are those of all transitions, and ``terminal`` (N,) says which ended their episode.
     """
 
     kernel: Matern

@@ -69,20 +69,10 @@ def regression_targets(
 
 @dataclass(frozen=True)
 class Trial:
-    """One coordinate's length doubled or halved, the others as they were.
+    """One coordinate's length, in standard deviations, doubled or halved, the others as they were.
 
-    Attributes
-    ----------
-    coordinate : int
-        Column of the inputs.
-    length_scale : float
-        The length tried, in standard deviations.
-    error : float
-        Cross-validated error, at the best ridge.
-    gain, noise : float
-        How much smaller that is than before, and the standard error of this difference over the folds.
-    accepted : bool
-        Whether the gain exceeds its noise, and one per cent of the error.
+    ``error`` is cross-validated, at the best ridge; ``gain`` says how much smaller it is than before, and
+    ``noise`` is the standard error of this difference over the folds. See :func:`refine_lengths`.
     """
 
     coordinate: int
@@ -97,16 +87,8 @@ class Trial:
 class InputTuning:
     """The chosen input kernel, and the trials behind the choice.
 
-    Attributes
-    ----------
-    kernel : Matern
-    length_scales : (k,) array
-        Lengths tried for all coordinates in common, in standard deviations.
-    ridges : (j,) array
-    errors : (k, j) array
-        Cross-validated error of each pair; the total variance of the targets is 2.
-    trials : tuple of Trial
-        Lengths tried for single coordinates after that.
+    ``errors`` (k, j) are cross-validated, for k lengths common to all coordinates, in standard deviations,
+    and j ridges; the total variance of the targets is 2. Then single coordinates were tried.
     """
 
     kernel: Matern
@@ -117,25 +99,15 @@ class InputTuning:
 
     def to_dict(self) -> Record:
         """Everything but the kernel, as numbers and lists that JSON can hold."""
-        return {
-            "length_scales": self.length_scales.tolist(),
-            "ridges": self.ridges.tolist(),
-            "errors": self.errors.tolist(),
-            "trials": [asdict(trial) for trial in self.trials],
-        }
+        arrays = {name: getattr(self, name).tolist() for name in ("length_scales", "ridges", "errors")}
+        return {**arrays, "trials": [asdict(trial) for trial in self.trials]}
 
 
 def tune_input_kernel(
-    inputs: Inputs,
-    reward: Points,
-    next_state: Points | None,
-    episode: Indices,
-    n_landmarks: int = 300,
-    nu: float = 5.5,
-    length_scales: Sequence[float] = LENGTH_SCALES,
-    random_state: int = 0,
+    inputs: Inputs, reward: Points, next_state: Points | None, episode: Indices, n_landmarks: int = 300,
+    nu: float = 5.5, length_scales: Sequence[float] = LENGTH_SCALES, random_state: int = 0,
     most_trials: int = MOST_TRIALS,
-) -> InputTuning:
+) -> InputTuning:  # fmt: skip
     """Choose one length for each coordinate by cross-validation over whole episodes.
 
     First a common multiple of the standard deviations, so that coordinates of different scales are
@@ -176,16 +148,8 @@ def refine_lengths(
     of the difference, which comes from its parts by fold: both errors are of the same held-out rows. A
     coordinate whose length changed is tried again in the same direction after all the others.
 
-    Parameters
-    ----------
-    score : callable
-        From lengths (dim,) to each fold's share of the error of each ridge (folds, ridges).
-    lengths, errors : (dim,) and (folds, ridges) arrays
-        The lengths to start from, and their score.
-    coordinates : sequence of int
-        The coordinates whose lengths may change.
-    most : int
-        Bound on the calls of ``score``.
+    ``score`` gives, for lengths (dim,), each fold's share of the error of each ridge (folds, ridges);
+    ``errors`` is that of the ``lengths`` to start from. It is called ``most`` times at most.
     """
     lengths = lengths.copy()
     trials: list[Trial] = []

@@ -17,25 +17,12 @@ from kedrl_dask.utils.arrays import Features, Inputs, Matrices, Matrix, Vector, 
 
 @dataclass(frozen=True)
 class ConditionalOperators:
-    """The map from inputs to chunks of the criterion, in features.
+    """The map from inputs to chunks of the criterion, in features ψ and the basis (L, p + q).
 
-    Attributes
-    ----------
-    features : NystromFeatures
-        ψ.
-    basis : (L, p + q) array
-        The state-action basis.
-    continuation : (r, L) array
-        (A + NλI)⁻¹ C_κ, so that Φ_L(x) = ψ(x)ᵀ of it (eq:Phi).
-    reward : (r, 2Q) array
-        The same for exp(iWr).
-    terminal : (r, 2Q) array or None
-        The same for 1{terminal}·exp(iWr); None when no episode terminates.
-    mass : (r,) array
-        The same for the constant 1.
-    trend : TrendWaves or None
-        With a trend of the reward, whose residual e then stands for r: ``reward`` is for exp(iWe) less its
-        mean, with a ridge of its own, and ``terminal`` for 1{terminal}·exp(iWe).
+    ``continuation`` is (A + NλI)⁻¹ C_κ (r, L), so that Φ_L(x) = ψ(x)ᵀ of it (eq:Phi); ``reward`` (r, 2Q) is
+    the same for exp(iWr), ``terminal`` (r, 2Q) for 1{terminal}·exp(iWr), None when no episode terminates, and
+    ``mass`` (r,) for the constant 1. With a trend of the reward its residual e stands for r: ``reward`` is
+    for exp(iWe) less its mean, with a ridge of its own, and ``terminal`` for 1{terminal}·exp(iWe).
     """
 
     features: NystromFeatures
@@ -55,10 +42,7 @@ class ConditionalOperators:
         return self.features.kernel
 
     def target(self, inputs: Inputs, psi: Features) -> dict[str, Matrices]:
-        """The arrays of a chunk other than k_L and Φ_L, by name.
-
-        At the rows of ``inputs``, whose features are ψ (n, r).
-        """
+        """The arrays of a chunk other than k_L and Φ_L, at the rows of ``inputs``, whose features are ψ."""
         waves: dict[str, Matrices] = {"reward_waves": psi @ self.reward}
         if self.terminal is not None:
             waves["terminal_waves"] = psi @ self.terminal
@@ -87,16 +71,10 @@ class ConditionalOperators:
 
 @dataclass(frozen=True)
 class ExactOperators(ConditionalOperators):
-    """The same with H and G from the return kernel itself.
+    """The same with H and G from the return kernel itself, and the inputs (N, p + q) of all transitions.
 
-    Attributes
-    ----------
-    inputs : (N, p + q) array
-        Inputs of all transitions.
-    regression : (N, r) array
-        Ψ(A + NλI)⁻¹, so that Γ(x) = regression · ψ(x): the paper's Γ when all inputs are landmarks.
-    shifts : RewardShifts
-        Rewards and terminal flags of the same transitions, with the grid.
+    ``regression`` is Ψ(A + NλI)⁻¹ (N, r), so that Γ(x) = regression · ψ(x): the paper's Γ when all inputs are
+    landmarks. ``shifts`` holds rewards and terminal flags of the same transitions.
     """
 
     inputs: Inputs

@@ -43,16 +43,7 @@ class TrendMoments(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearTrend:
-    """m(x) = mean + (x − center)ᵀ·weights.
-
-    Attributes
-    ----------
-    center : (p + q,) array
-        Mean input.
-    weights : (p + q, d) array
-    mean : (d,) array
-        Mean reward.
-    """
+    """m(x) = mean + (x − center)ᵀ·weights, with the mean reward (d,) and the mean input (p + q,)."""
 
     center: Vector
     weights: Matrix
@@ -103,13 +94,7 @@ class LinearTrend:
 class TrendWaves:
     """The rotation that turns waves of the residual into waves of the reward.
 
-    Attributes
-    ----------
-    trend : LinearTrend
-    frequencies : (Q, d) array
-        W.
-    mean : (2Q,) array
-        Mean of exp(iWe), which the regression leaves out.
+    The regression leaves out the mean of exp(iWe), (2Q,).
     """
 
     trend: LinearTrend
@@ -128,14 +113,9 @@ class TrendWaves:
 class TrendTrial:
     """The reward's law predicted for episodes left out, without a trend and around one.
 
-    Attributes
-    ----------
-    error_none, error_linear : float
-        Mean squared error of the waves exp(iWr), over their number, each with its best ridge.
-    gain, noise : float
-        How much smaller the error is with a trend, and the standard error of this difference over the folds.
-    accepted : bool
-        Whether the gain exceeds its noise.
+    Errors are mean squares of the waves exp(iWr), over their number, each with its best ridge. The gain says
+    how much smaller the error is with a trend; its noise, which it must exceed, is the standard error of this
+    difference over the folds.
     """
 
     error_none: float
@@ -146,13 +126,9 @@ class TrendTrial:
 
 
 def try_trend(
-    features: NystromFeatures,
-    inputs: Inputs,
-    reward: Points,
-    episode: Indices,
-    frequencies: Frequencies,
+    features: NystromFeatures, inputs: Inputs, reward: Points, episode: Indices, frequencies: Frequencies,
     ridges: Sequence[float] | None = None,
-) -> TrendTrial:
+) -> TrendTrial:  # fmt: skip
     """Cross-validate the regression of the reward's waves over whole episodes, with and without a trend.
 
     Turning by exp(iWm(x)) keeps distances, so that both errors are of the same waves. Each fold is predicted
@@ -169,7 +145,10 @@ def try_trend(
     sums = _FoldSums.gather(features, inputs, reward, fold, trends, chosen)
     none = [sums.errors(f, -1, False, ridges or RIDGES) for f in range(len(trends))]
     linear = [sums.errors(f, f, True, ridges or REWARD_RIDGES) for f in range(len(trends))]
-    return _compared(np.array(none), np.array(linear), len(inputs) * len(chosen))
+    n_waves = len(inputs) * len(chosen)
+    before, after = (best_ridge(np.array(by_fold)) / n_waves for by_fold in (none, linear))
+    saved, noise = gain(before, after)
+    return TrendTrial(float(before.sum()), float(after.sum()), saved, noise, saved > noise)
 
 
 class _FoldSums(NamedTuple):
@@ -183,14 +162,9 @@ class _FoldSums(NamedTuple):
 
     @classmethod
     def gather(
-        cls,
-        features: NystromFeatures,
-        inputs: Inputs,
-        reward: Points,
-        fold: Indices,
-        trends: Sequence[LinearTrend],
-        frequencies: Frequencies,
-    ) -> _FoldSums:
+        cls, features: NystromFeatures, inputs: Inputs, reward: Points, fold: Indices,
+        trends: Sequence[LinearTrend], frequencies: Frequencies,
+    ) -> _FoldSums:  # fmt: skip
         parts = []
         for f in range(len(trends)):  # one fold of features is in memory at a time
             x, r = inputs[fold == f], reward[fold == f]
@@ -211,10 +185,3 @@ class _FoldSums(NamedTuple):
         square = size[held] * (len(mean) / 2 + mean @ mean) - 2 * total[held] @ mean
         train = self.gram[others].sum(axis=0), response[others].sum(axis=0), size[others].sum()
         return held_out_errors(*train, self.gram[held], response[held], square, ridges)
-
-
-def _compared(none: Matrix, linear: Matrix, n_waves: int) -> TrendTrial:
-    """Compare errors by fold and ridge."""
-    before, after = (best_ridge(by_fold) / n_waves for by_fold in (none, linear))
-    saved, noise = gain(before, after)
-    return TrendTrial(float(before.sum()), float(after.sum()), saved, noise, saved > noise)

@@ -124,13 +124,7 @@ class State(Protocol):
 class Kept(NamedTuple, Generic[S]):
     """What is kept of an iteration, so that another process can resume it.
 
-    Attributes
-    ----------
-    state : object
-        The whole state, of the method's own type; None if it means nothing in these coordinates.
-    coefficients : array
-        C of the iterate.
-    history : tuple of Record
+    The state, of the method's own type, is None if it means nothing in these coordinates.
     """
 
     state: S | None
@@ -156,23 +150,13 @@ class Solver(Protocol):
     """Minimises a :class:`Problem`."""
 
     def solve(
-        self,
-        problem: Problem,
-        start: Coefficients | None = None,
-        report: Report | None = None,
+        self, problem: Problem, start: Coefficients | None = None, report: Report | None = None,
         keeper: Keeper | None = None,
-    ) -> Solution:
-        """Minimise the criterion.
+    ) -> Solution:  # fmt: skip
+        """Minimise the criterion from C = ``start``, by default zero or the solver's own choice.
 
-        Parameters
-        ----------
-        problem : Problem
-        start : (rank, m) array, optional
-            C to start from; by default zero, or the solver's own choice.
-        report : callable, optional
-            Called with each new :class:`Record`.
-        keeper : Keeper, optional
-            Restores the progress kept before, and keeps it from then on.
+        ``report`` is called with each new :class:`Record`. The ``keeper`` restores the progress kept before,
+        and keeps it from then on.
         """
 
 
@@ -202,19 +186,15 @@ class IterativeSolver(ABC, Generic[S]):
         """Value, certificate, iterations and products of the solution that the last state stands for."""
 
     def iterate(
-        self,
-        problem: Problem,
-        start: Coefficients | None = None,
-        report: Report | None = None,
+        self, problem: Problem, start: Coefficients | None = None, report: Report | None = None,
         keeper: Keeper | None = None,
-    ) -> tuple[S, Result, tuple[Record, ...]]:
+    ) -> tuple[S, Result, tuple[Record, ...]]:  # fmt: skip
         """Run to the end; return the last state, its result and the history.
 
         The progress is kept when that is due, at the end, and when anything interrupts the iteration.
         """
-        kept: Kept[S] | None = None
-        if keeper is not None:
-            kept = keeper.restore(self.state_type, problem.coordinates)
+        kept: Kept[S] | None
+        kept = None if keeper is None else keeper.restore(self.state_type, problem.coordinates)
         if kept is None or kept.state is None:
             state = self.init(problem, start if kept is None else kept.coefficients)
             history = [state.record]
@@ -242,12 +222,9 @@ class IterativeSolver(ABC, Generic[S]):
         return state, result, tuple(history)
 
     def solve(
-        self,
-        problem: Problem,
-        start: Coefficients | None = None,
-        report: Report | None = None,
+        self, problem: Problem, start: Coefficients | None = None, report: Report | None = None,
         keeper: Keeper | None = None,
-    ) -> Solution:
+    ) -> Solution:  # fmt: skip
         """Minimise the criterion; see :meth:`Solver.solve`."""
         state, result, history = self.iterate(problem, start, report, keeper)
         found = self.coefficients(problem, state)
