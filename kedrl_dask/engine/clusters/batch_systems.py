@@ -95,23 +95,10 @@ QUEUES = {
         parse=_slurm,
         is_over=frozenset({"COMPLETING"}),
     ),
-    "pbs": Queue(
-        title="PBS",
-        submit="qsub",
-        listing=("qstat",),
-        no_requeue="-r n",
-        duration=_clock,
-        parse=_columns(-2, 6),  # id name user time state queue
-        is_over=frozenset({"C", "E", "F", "X"}),
-    ),
-    "sge": Queue(
-        title="SGE",
-        submit="qsub",
-        listing=("qstat", "-u", "{user}"),
-        no_requeue="-r n",
-        duration=_clock,
-        parse=_columns(4, 5),  # id priority name user state date time …
-    ),
+    # id name user time state queue
+    "pbs": Queue("PBS", "qsub", ("qstat",), "-r n", _clock, _columns(-2, 6), frozenset({"C", "E", "F", "X"})),
+    # id priority name user state date time …
+    "sge": Queue("SGE", "qsub", ("qstat", "-u", "{user}"), "-r n", _clock, _columns(4, 5)),
     "lsf": Queue(
         title="LSF",
         submit="bsub",

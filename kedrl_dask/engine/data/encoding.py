@@ -198,11 +198,7 @@ class Encoding:
         for part in self.standardised:
             scale = np.where(deviations[part] > 0, deviations[part], 1.0)
             if part == "state":
-                is_number = [
-                    column.levels is None and i == 0
-                    for column in self.state
-                    for i in range(len(column.names))
-                ]
+                is_number = [c.levels is None and i == 0 for c in self.state for i in range(len(c.names))]
                 scale = np.where(is_number, scale, 1.0)
             scales[part] = tuple(scale.tolist())
         return replace(self, scales=scales)
@@ -241,13 +237,8 @@ class Encoding:
                 raise ValueError(f"has_indicator is {shown(column['has_indicator'])}")
             state.append(StateColumn(_texts([column["name"]])[0], own, fill, column["has_indicator"]))
         scales = {part: tuple(scale) for part, scale in values["scales"].items()}
-        return cls(
-            tuple(state),
-            _texts(values["action"]),
-            _texts(values["reward"]),
-            tuple(values["standardised"]),
-            scales,
-        )
+        action, reward = _texts(values["action"]), _texts(values["reward"])
+        return cls(tuple(state), action, reward, tuple(values["standardised"]), scales)
 
 
 def _texts(values: object) -> tuple[str, ...]:

@@ -13,18 +13,9 @@ from kedrl_dask.engine.data.encoding import PARTS
 from kedrl_dask.engine.data.episode_index import EpisodeIndex
 from kedrl_dask.engine.data.overview import Overview
 from kedrl_dask.engine.data.transitions import EpisodeRows, Transitions
-from kedrl_dask.engine.data.validation import (
-    DataError as DataError,
-)
-from kedrl_dask.engine.data.validation import (
-    DataWarning as DataWarning,
-)
-from kedrl_dask.engine.data.validation import (
-    check_arrays,
-    check_end,
-    check_scale,
-    check_sequence,
-)
+from kedrl_dask.engine.data.validation import DataError as DataError
+from kedrl_dask.engine.data.validation import DataWarning as DataWarning
+from kedrl_dask.engine.data.validation import check_arrays, check_end, check_scale, check_sequence
 from kedrl_dask.engine.data.writer import Writer, fingerprint, open_committed
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.atomic import PathLike, check_vacant

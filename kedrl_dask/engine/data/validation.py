@@ -190,16 +190,13 @@ def check_sequence(rows: Mapping[str, Array], where: Locate, last: LastRow | Non
 
     They continue from ``last``, the row before the first one; None at the beginning of a store.
     """
-    episode, step, terminated = rows["episode"], rows["step"], rows["terminated"]
-    offset = 0
+    names = ("episode", "step", "terminated")
+    episode, step, terminated = (rows[name] for name in names)
     if last is not None:
-        offset = 1
-        episode = np.concatenate(([last.episode], episode))
-        step = np.concatenate(([last.step], step))
-        terminated = np.concatenate(([last.terminated], terminated))
+        episode, step, terminated = (np.concatenate(([getattr(last, n)], rows[n])) for n in names)
 
     def locate(i: int) -> str:
-        return where(i - offset)
+        return where(i if last is None else i - 1)
 
     _check_steps(episode, step, locate)
     same = episode[1:] == episode[:-1]

@@ -37,17 +37,8 @@ _KIND = "transitions"
 #: Lock file that an appender holds: inside an array, where zarr does not look for other arrays.
 _LOCK = "episode/.lock"
 #: Attributes that a commit sets.
-_COMMITTED = (
-    "complete",
-    "n_rows",
-    "n_episodes",
-    "n_terminal",
-    "fingerprint",
-    "tail_digests",
-    "full_moments",
-    "moments",
-    "encoding",
-)
+_COUNTS = ("n_rows", "n_episodes", "n_terminal")
+_COMMITTED = ("complete", *_COUNTS, "fingerprint", "tail_digests", "full_moments", "moments", "encoding")
 _DIGESTS_PER_CHUNK = 1024
 #: sha256 of chunks, the last axis being its bytes.
 Digests = npt.NDArray[np.uint8]
@@ -88,7 +79,7 @@ def open_committed(path: PathLike, writable: bool = False) -> ArrayStore:
 
 def _check_attributes(arrays: ArrayStore, attributes: Record) -> None:
     """Compare the attributes of the last commit with the arrays, trusting neither."""
-    counts = {name: attributes[name] for name in ("n_rows", "n_episodes", "n_terminal")}
+    counts = {name: attributes[name] for name in _COUNTS}
     for name, value in counts.items():
         check_count(name, value, least=0 if name == "n_terminal" else 1, most=MOST_SIZE)
     n_rows, n_episodes, n_terminal = counts.values()
@@ -138,12 +129,8 @@ class Writer:
         self._arrays, self._held = arrays, held or ExitStack()
         self._chunk_rows = arrays.chunk("row")
         self._dims: dict[str, int] = {name: arrays.size(f"{name}_dim") for name in PARTS}
-        self._buffer = {
-            spec.name: np.zeros(
-                (self._chunk_rows, *(arrays.size(dim) for dim in spec.dims[1:])), dtype=spec.dtype
-            )
-            for spec in TRANSITIONS
-        }
+        shapes = {s.name: (self._chunk_rows, *(arrays.size(dim) for dim in s.dims[1:])) for s in TRANSITIONS}
+        self._buffer = {s.name: np.zeros(shapes[s.name], dtype=s.dtype) for s in TRANSITIONS}
         self._status = "open"
         self._encoding = Encoding.from_json(state["encoding"]) if "encoding" in state else None
         self._n_rows: int = state["n_rows"]

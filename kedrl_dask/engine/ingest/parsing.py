@@ -110,10 +110,8 @@ class _Reader:
         if policy == "drop":
             self.dropped |= missing
         elif policy == "refuse":
-            can_impute = name in self._columns.state
-            remedy = "fill it in, or give missing='drop' to leave out its episode" + (
-                ", or 'impute'" if can_impute else ""
-            )
+            impute = ", or 'impute'" if name in self._columns.state else ""
+            remedy = f"fill it in, or give missing='drop' to leave out its episode{impute}"
             raise self._refuse(name, int(np.argmax(missing)), expected, remedy)
 
     def numbers(self, name: str) -> Vector:
@@ -217,12 +215,8 @@ class _Reader:
         if self._columns.has_steps:
             wrong = ~(np.abs(values) < _EXACT) | (values != np.floor(values))
             if wrong.any():
-                raise self._refuse(
-                    name,
-                    int(np.argmax(wrong)),
-                    "an integer",
-                    "number the steps, or give the column as 'time'",
-                )
+                remedy = "number the steps, or give the column as 'time'"
+                raise self._refuse(name, int(np.argmax(wrong)), "an integer", remedy)
             return values.astype(np.int64)
         if np.isinf(values).any():
             raise self._refuse(name, int(np.argmax(np.isinf(values))), "a finite time", "correct it")
@@ -234,14 +228,10 @@ def _plain(array: pa.Array, file: str = "", name: str = "") -> pa.Array:
     kind = array.type
     if pa.types.is_dictionary(kind):
         return _plain(array.dictionary_decode(), file, name)
-    if pa.types.is_null(kind):
-        return array.cast(pa.string())
-    if pa.types.is_large_string(kind) or pa.types.is_string(kind) or "string_view" in str(kind):
+    if str(kind) in ("null", "string", "large_string", "string_view"):
         return array.cast(pa.string())
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if numeric or pa.types.is_boolean(kind):
-        return array
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+    if numeric or pa.types.is_boolean(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return array
     raise DataError(
         f"{file}: column {name!r} has the type {kind}, expected numbers, flags, times or text; convert it"

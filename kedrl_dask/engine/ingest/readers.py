@@ -132,14 +132,11 @@ class _Files:
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
         for number, (path, keys) in enumerate(zip(self._paths, self._keys, strict=True)):
             stored = [name for name in names if name not in keys]
+            same = {key: text for key, text in keys.items() if key in names}
             with _reported(path) as reading:
                 for batch in _READERS[self._format](path, stored):
                     columns = dict(zip(stored, batch.columns, strict=True))
-                    columns |= {
-                        key: pa.array([text] * len(batch), pa.string())
-                        for key, text in keys.items()
-                        if key in names
-                    }
+                    columns |= {k: pa.array([text] * len(batch), pa.string()) for k, text in same.items()}
                     if len(batch):
                         yield Piece(number, reading.row, columns)
                     reading.row += len(batch)

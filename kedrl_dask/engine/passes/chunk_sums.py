@@ -36,11 +36,7 @@ class ChunkSums(Generic[T]):
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        source: Source[T],
-        groups: Sequence[Sequence[Range]],
-        residency: Residency,
+        self, executor: Executor, source: Source[T], groups: Sequence[Sequence[Range]], residency: Residency
     ) -> None:
         numbers = count()
         self._executor, self._residency = executor, residency

@@ -66,8 +66,7 @@ class ArrayStore:
 
     def __init__(self, path: Path, group: zarr.Group) -> None:
         """Wrap an open group."""
-        self._path = path
-        self._group = group
+        self.path, self._group = path, group
         self._arrays: dict[str, ZarrArray] = {}
         self._names: tuple[str, ...] = ()
 
@@ -148,11 +147,11 @@ class ArrayStore:
         found, version = self._group.attrs.get("kind"), self._group.attrs.get("format_version")
         if found != kind or not isinstance(version, int):
             raise StoreError(
-                f"{self._path}: a store of kind {shown(found)}, expected {kind!r}; give the right path"
+                f"{self.path}: a store of kind {shown(found)}, expected {kind!r}; give the right path"
             )
         if version > FORMAT_VERSION:
             raise StoreError(
-                f"{self._path}: format version {version}, but this package reads up to {FORMAT_VERSION}; "
+                f"{self.path}: format version {version}, but this package reads up to {FORMAT_VERSION}; "
                 "install a newer kedrl-dask"
             )
         self.require(specs)
@@ -161,16 +160,13 @@ class ArrayStore:
         """Compare arrays with their declarations."""
         for spec in specs:
             array = self._array(spec.name)
-            if _dims(array) != spec.dims:
-                raise StoreError(
-                    f"{self._path}: array {spec.name} has dimensions {_dims(array)}, "
-                    f"expected {spec.dims}; write the store again"
-                )
-            if array.dtype != np.dtype(spec.dtype):
-                raise StoreError(
-                    f"{self._path}: array {spec.name} has dtype {array.dtype}, "
-                    f"expected {spec.dtype}; write the store again"
-                )
+            properties = ("dimensions", _dims(array), spec.dims), ("dtype", array.dtype, np.dtype(spec.dtype))
+            for what, found, expected in properties:
+                if found != expected:
+                    raise StoreError(
+                        f"{self.path}: array {spec.name} has {what} {found}, expected {expected}; write the "
+                        "store again"
+                    )
 
     def _array(self, name: str) -> ZarrArray:
         """Return the named array, whose metadata is read once per store object."""
@@ -182,23 +178,18 @@ class ArrayStore:
                 array = None
             except Exception as error:  # as in open
                 raise StoreError(
-                    f"{self._path}: array {name} has no sound metadata ({reason(error)}); {remedy}"
+                    f"{self.path}: array {name} has no sound metadata ({reason(error)}); {remedy}"
                 ) from error
             if not isinstance(array, zarr.Array):
-                raise StoreError(f"{self._path}: array {name} is missing; {remedy}")
+                raise StoreError(f"{self.path}: array {name} is missing; {remedy}")
             codecs = _codec_names(array)
             if (wrong := what_is_foreign(array.shape, array.chunks, array.dtype, codecs)) is not None:
-                raise StoreError(f"{self._path}: array {name} has {wrong}; {remedy}")
+                raise StoreError(f"{self.path}: array {name} has {wrong}; {remedy}")
             plain = self._group.store
             if "ZstdCodec" in codecs and isinstance(plain, PlainFiles):
                 plain.packed.add(name)
             self._arrays[name] = array
         return self._arrays[name]
-
-    @property
-    def path(self) -> Path:
-        """Directory of the store."""
-        return self._path
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -208,7 +199,7 @@ class ArrayStore:
                 self._names = tuple(sorted(self._group.array_keys()))
             except Exception as error:  # as in open
                 raise StoreError(
-                    f"{self._path}: its arrays cannot be listed ({reason(error)}); restore it from a copy"
+                    f"{self.path}: its arrays cannot be listed ({reason(error)}); restore it from a copy"
                 ) from error
         return self._names
 
@@ -227,7 +218,7 @@ class ArrayStore:
             dims = _dims(self._array(name))
             if dim in dims:
                 return self._array(name), dims.index(dim)
-        raise StoreError(f"{self._path}: no array has the dimension {dim}")
+        raise StoreError(f"{self.path}: no array has the dimension {dim}")
 
     def size(self, dim: str) -> int:
         """Return the size of a dimension."""
@@ -248,13 +239,11 @@ class ArrayStore:
         array = self._array(name)
         stop = array.shape[0] if stop is None else stop
         if not 0 <= start <= stop <= array.shape[0]:
-            raise ValueError(
-                f"{self._path}: array {name} has {array.shape[0]} rows, asked for {start}:{stop}"
-            )
+            raise ValueError(f"{self.path}: array {name} has {array.shape[0]} rows, asked for {start}:{stop}")
         n_bytes = (stop - start) * prod(array.shape[1:]) * array.dtype.itemsize
         if n_bytes > SMALL_BYTES and n_bytes > (free := psutil.virtual_memory().available):
             raise StoreError(
-                f"{self._path}: array {name}, rows {start}:{stop} need {n_bytes / 2**30:,.1f} GiB, but "
+                f"{self.path}: array {name}, rows {start}:{stop} need {n_bytes / 2**30:,.1f} GiB, but "
                 f"{free / 2**30:,.1f} are free; read fewer rows, or restore the store if it is not so large"
             )
         try:
@@ -263,10 +252,10 @@ class ArrayStore:
             return np.asarray(array[start:stop])
         except Exception as error:  # of a codec or the file system
             raise DamageError(
-                f"{self._path}: array {name}, rows {start}:{stop} cannot be read ({reason(error)}); the file "
+                f"{self.path}: array {name}, rows {start}:{stop} cannot be read ({reason(error)}); the file "
                 f"{self._damaged_file(name, start, stop)} is damaged: restore it from a copy, "
                 "or write the store again",
-                self._path,
+                self.path,
             ) from error
 
     @property
@@ -288,7 +277,7 @@ class ArrayStore:
 
     def _file(self, name: str, place: tuple[int, ...]) -> Path:
         """Return the file of a chunk."""
-        return self._path / name / self._array(name).metadata.encode_chunk_key(place)
+        return self.path / name / self._array(name).metadata.encode_chunk_key(place)
 
     def _check_present(self, name: str, start: int, stop: int) -> None:
         """Refuse a missing chunk, which Zarr would read as zeros."""
@@ -308,26 +297,26 @@ class ArrayStore:
                 array[where]
             except (OSError, RuntimeError, ValueError):
                 return file
-        return self._path / name
+        return self.path / name
 
     def commit(self, block: int, name: str | None = None, **facts: object) -> None:
         """Record in the manifest that chunk ``block`` of all arrays, or of one, is written."""
         written = []
         # The directories of a group are its arrays; asking Zarr for them would take longer than all the rest.
-        names = [entry.name for entry in os.scandir(self._path) if entry.is_dir()]
+        names = [entry.name for entry in os.scandir(self.path) if entry.is_dir()]
         for array in sorted(names) if name is None else (name,):
             length = self._array(array).chunks[0]
             places = self._chunks(array, block * length, (block + 1) * length)
             written += [self._file(array, place) for place in places]
-        manifest.commit(self._path, part_name(block, name), written, durable=False, **facts)
+        manifest.commit(self.path, part_name(block, name), written, durable=False, **facts)
 
     def entry(self, block: int, name: str | None = None) -> Record:
         """Return the manifest's entry of such a chunk; empty if there is none."""
-        return manifest.read_entry(self._path, part_name(block, name))
+        return manifest.read_entry(self.path, part_name(block, name))
 
     def revoke(self, block: int, name: str | None = None) -> None:
         """Remove such a chunk from the manifest, before it is rewritten."""
-        manifest.revoke(self._path, part_name(block, name))
+        manifest.revoke(self.path, part_name(block, name))
 
     def take(self, name: str, rows: npt.ArrayLike) -> Array:
         """Return rows of an array in the given order, reading each chunk needed once, one at a time."""
@@ -335,7 +324,7 @@ class ArrayStore:
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and not (rows.min() >= 0 and rows.max() < array.shape[0]):
             raise ValueError(
-                f"{self._path}: array {name} has {array.shape[0]} rows, "
+                f"{self.path}: array {name} has {array.shape[0]} rows, "
                 f"asked for rows {rows.min()} to {rows.max()}"
             )
         taken = np.empty((rows.size, *array.shape[1:]), dtype=array.dtype)
@@ -356,12 +345,12 @@ class ArrayStore:
         values = np.asarray(values)
         if values.shape[1:] != array.shape[1:] or values.ndim != array.ndim:
             raise ValueError(
-                f"{self._path}: array {name} has rows of shape {array.shape[1:]}, got {values.shape[1:]}"
+                f"{self.path}: array {name} has rows of shape {array.shape[1:]}, got {values.shape[1:]}"
             )
         stop, length = start + values.shape[0], array.chunks[0]
         if start % length or (stop % length and stop != array.shape[0]) or stop > array.shape[0]:
             raise ValueError(
-                f"{self._path}: array {name}, rows {start}:{stop} are not whole chunks; "
+                f"{self.path}: array {name}, rows {start}:{stop} are not whole chunks; "
                 f"start and end on multiples of {length}, or end at row {array.shape[0]}"
             )
         array[start:stop] = values.astype(array.dtype, casting="same_kind", copy=False)
@@ -374,10 +363,10 @@ class ArrayStore:
         claimed = sum(prod(self.shape(name)) * self._array(name).dtype.itemsize for name in self.names)
         if claimed <= SMALL_BYTES:
             return
-        on_disk = sum(file.stat().st_size for file in self._path.rglob("*") if file.is_file())
+        on_disk = sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
         if claimed > MOST_PACKED * on_disk:
             raise StoreError(
-                f"{self._path}: claims {claimed:,} bytes but has {on_disk:,} on disk; chunks are missing: "
+                f"{self.path}: claims {claimed:,} bytes but has {on_disk:,} on disk; chunks are missing: "
                 "restore it from a copy"
             )
 
@@ -400,7 +389,7 @@ class ArrayStore:
 
     def __repr__(self) -> str:
         """Return path, kind and arrays."""
-        return f"ArrayStore({str(self._path)!r}, kind={self._group.attrs['kind']!r}, arrays={self.names})"
+        return f"ArrayStore({str(self.path)!r}, kind={self._group.attrs['kind']!r}, arrays={self.names})"
 
 
 def write_arrays(

@@ -54,14 +54,9 @@ class Cache:
             raise NotADirectoryError(
                 f"{path}: not a directory, so it cannot be the cache; choose another path"
             ) from error
-        self._path = path.resolve()
+        self.directory = path.resolve()
         self._note, self._code = note, code
         self._checked: set[tuple[Path, str]] = set()
-
-    @property
-    def directory(self) -> Path:
-        """The directory."""
-        return self._path
 
     @property
     def code(self) -> str:
@@ -71,11 +66,11 @@ class Cache:
     @property
     def size(self) -> int:
         """Total size of all files in bytes."""
-        return sum(file.stat().st_size for file in self._path.rglob("*") if file.is_file())
+        return sum(file.stat().st_size for file in self.directory.rglob("*") if file.is_file())
 
     def path(self, kind: str, facts: Facts) -> Path:
         """Return where the result is or will be."""
-        return self._path / f"{kind}-{fingerprint(facts)}" / RESULT
+        return self.directory / f"{kind}-{fingerprint(facts)}" / RESULT
 
     def get(self, kind: str, facts: Facts, make: Callable[[Path], None]) -> Path:
         """Return the path of a result; if it is missing or damaged, ``make`` is called to create it."""
@@ -129,7 +124,7 @@ class Cache:
 
     def check(self) -> None:
         """Compare all results with their manifests, so that damage is known before anything is computed."""
-        for path in sorted(self._path.glob(f"*/{RESULT}")):
+        for path in sorted(self.directory.glob(f"*/{RESULT}")):
             if self._is_there(path):
                 self.lacking(path, committed(path))
 
@@ -139,7 +134,7 @@ class Cache:
         No other process may be using the directory.
         """
         before = since.stat().st_mtime_ns
-        stale = [entry for entry in self._path.iterdir() if entry.stat().st_mtime_ns < before]
+        stale = [entry for entry in self.directory.iterdir() if entry.stat().st_mtime_ns < before]
         for entry in stale:
             remove(entry)
         return len(stale)
