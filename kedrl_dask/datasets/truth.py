@@ -236,9 +236,8 @@ def return_law(
     if radius >= 1:
         raise ValueError(f"the discounted return diverges: γ times the spectral radius is {radius:.3g} ≥ 1")
     # γP, the effect on the discounted return of the state at the next step.
-    future = (
-        discount * np.linalg.solve((np.eye(p) - discount * closed_loop).T, (a_r + b_r @ policy.weights.T).T).T
-    )
+    resolvent, gain = np.eye(p) - discount * closed_loop, a_r + b_r @ policy.weights.T
+    future = discount * np.linalg.solve(resolvent.T, gain.T).T
     loading = b_r + future @ b_s
     constant = system.reward_bias + future @ system.state_bias + discount * loading @ policy.bias
     mean = np.concatenate([state, action], axis=1) @ (system.reward_weights + future @ system.state_weights).T

@@ -133,9 +133,8 @@ def load_policy(path: str | Path) -> LocationScale:
 
 
 def _missing(source: Toml, key: str) -> ValueError:
-    return ValueError(
-        f"{source.path}: the key {key!r} is missing; kedrl_dask.service.config describes the file"
-    )
+    described = "kedrl_dask.service.config describes the file"
+    return ValueError(f"{source.path}: the key {key!r} is missing; {described}")
 
 
 def _policies(source: Toml, given: Record) -> dict[str, LocationScale]:
@@ -167,14 +166,10 @@ def _policy(source: Toml, key: str, given: Record) -> LocationScale:
         return _built_policy(source, key, given)
     for other in given:
         if other != "file":
-            raise config_error(
-                source,
-                f"{key}.{other}",
-                f"the key '{key}.{other}' cannot be combined with '{key}.file'; give one of them",
-            )
-    return load_policy(
-        source.path.parent / typed(source, f"{key}.file", given["file"], str, "a path, as text")
-    )
+            message = f"the key '{key}.{other}' cannot be combined with '{key}.file'; give one of them"
+            raise config_error(source, f"{key}.{other}", message)
+    file = typed(source, f"{key}.file", given["file"], str, "a path, as text")
+    return load_policy(source.path.parent / file)
 
 
 def _cluster(source: Toml, given: Record) -> ClusterDescription:

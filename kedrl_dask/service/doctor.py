@@ -216,10 +216,8 @@ def _tls() -> Check:
 def _slurm() -> Check:
     if shutil.which("sbatch") is None:
         return Check("Slurm", "note", "not on this machine")
-    command, remedy = (
-        ["sinfo", "--noheader", "--format=%P %a %D"],
-        "check that slurmctld answers: scontrol ping",
-    )
+    command = ["sinfo", "--noheader", "--format=%P %a %D"]
+    remedy = "check that slurmctld answers: scontrol ping"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -251,9 +249,8 @@ def _fit(seconds: float) -> Check:
     if not found["rmse"] <= LARGEST_ERROR:
         return Check("self-test", "wrong", f"{text}; expected an error of at most {LARGEST_ERROR}", remedy)
     if not max(found["differences"].values()) <= LARGEST_DIFFERENCE:
-        return Check(
-            "self-test", "wrong", f"{text}; expected at most {LARGEST_DIFFERENCE:.0e} of each", remedy
-        )
+        text += f"; expected at most {LARGEST_DIFFERENCE:.0e} of each"
+        return Check("self-test", "wrong", text, remedy)
     return Check("self-test", "good", text)
 
 

@@ -109,12 +109,15 @@ def load_schedule(path: str | Path) -> Schedule:
 
 def _value(source: Toml, name: str, value: object) -> float:
     kind, words, low, high = VALUES[name]
-    key = f"evaluate.{name}"
-    given: float = typed(source, key, value, kind, words)
+    given: float = typed(source, f"evaluate.{name}", value, kind, words)
     is_open = name == "interval" and not 0 < given < 1
     if not low <= given <= high or is_open or (name == "replicates" and given == 1):
-        raise config_error(source, key, f"the key {key!r} must be {words}, got {value!r}")
+        raise _wrong(source, name, f"must be {words}, got {value!r}")
     return given
+
+
+def _wrong(source: Toml, name: str, text: str) -> ValueError:
+    return config_error(source, f"evaluate.{name}", f"the key 'evaluate.{name}' {text}")
 
 
 def _accepted(source: Toml, given: object) -> tuple[str, ...]:
@@ -132,9 +135,9 @@ def _thresholds(source: Toml, given: object) -> Thresholds:
     table = typed(source, "evaluate.drift", given, dict, "a table")
     refuse_unknown(source, "evaluate.drift.", table, [f.name for f in fields(Thresholds)])
     for name, value in table.items():
-        key = f"evaluate.drift.{name}"
-        if not typed(source, key, value, float, "a number of standard deviations > 0") > 0:
-            raise config_error(source, key, f"the key {key!r} must be above 0, got {value!r}")
+        words = "a number of standard deviations > 0"
+        if not typed(source, f"evaluate.drift.{name}", value, float, words) > 0:
+            raise _wrong(source, f"drift.{name}", f"must be above 0, got {value!r}")
     return Thresholds(**table)
 
 
@@ -164,22 +167,16 @@ def _inputs(source: Toml, given: Record, data: Path) -> tuple[Points, Actions | 
 def _refuse_with(source: Toml, given: Record, key: str, others: tuple[str, ...]) -> None:
     for other in others:
         if other in given:
-            raise config_error(
-                source,
-                f"evaluate.{other}",
-                f"the key 'evaluate.{other}' cannot be combined with 'evaluate.{key}'",
-            )
+            raise _wrong(source, other, f"cannot be combined with 'evaluate.{key}'")
 
 
 def _matrix(source: Toml, name: str, given: object) -> Points:
-    key = f"evaluate.{name}"
+    rows = typed(source, f"evaluate.{name}", given, list, "a list of rows")
     try:
-        values = np.array(typed(source, key, given, list, "a list of rows"), dtype=np.float64)
+        values = np.array(rows, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        if str(error).startswith(str(source.path)):
-            raise
-        raise config_error(source, key, f"the key {key!r} must be rows of numbers of equal length") from error
-    return _checked(values, lambda text: config_error(source, key, f"the key {key!r} {text}"))
+        raise _wrong(source, name, "must be rows of numbers of equal length") from error
+    return _checked(values, lambda text: _wrong(source, name, text))
 
 
 def _checked(values: Points, error: Callable[[str], ValueError]) -> Points:
@@ -225,7 +222,7 @@ def _table_inputs(source: Toml, given: Record, path: Path) -> tuple[Points, Acti
         parts[name] = _numbers(path, frame, columns) if columns else None
     state = parts["state_columns"]
     if state is None:
-        raise config_error(source, "evaluate.state_columns", "the key 'evaluate.state_columns' is empty")
+        raise _wrong(source, "state_columns", "is empty")
     return state, parts["action_columns"]
 
 

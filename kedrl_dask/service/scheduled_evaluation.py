@@ -204,22 +204,12 @@ def _evaluate(
     with reporter.stage("input check") as advance:
         check_input(store, executor, advance, first)
     found = compare(
-        store,
-        config.policies,
-        (schedule.state, schedule.action),
-        config.model(),
-        average=schedule.average,
-        n_replicates=schedule.replicates,
-        interval=schedule.interval,
-        accept=schedule.accept,
-        executor=executor,
-        cache=output / "cache",
-        memory=memory,
-        progress=progress,
-    )
-    name = _free_name(output / "results")
+        store, config.policies, (schedule.state, schedule.action), config.model(),
+        average=schedule.average, n_replicates=schedule.replicates, interval=schedule.interval,
+        accept=schedule.accept, executor=executor, cache=output / "cache", memory=memory, progress=progress,
+    )  # fmt: skip
+    result = _free_path(output / "results")
     drift = _drift(schedule, todo, found)
-    result = output / "results" / name
     with atomic_directory(result) as partial:
         (partial / "models").mkdir(parents=True)
         for policy, model in found.models.items():
@@ -229,7 +219,7 @@ def _evaluate(
         reporting.write(replace(content, drift=drift), partial / "report.html")
         if config.source is not None:
             shutil.copyfile(config.source.path, partial / "config.toml")
-        summary = _described(todo, found, drift, name)
+        summary = _described(todo, found, drift, result.name)
         write_record(partial / "summary.json", summary, durable=True)
     return Outcome(todo, result, summary)
 
@@ -291,11 +281,11 @@ def _newest_first(output: Path) -> Iterator[Path]:
             logger.warning("%s has no readable summary.json, and is left alone", path)
 
 
-def _free_name(folder: Path) -> str:
-    """The time in UTC, followed by a number if a result has that name."""
+def _free_path(folder: Path) -> Path:
+    """A directory named by the time in UTC, followed by a number if a result has that name."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    names = (f"{stamp}-{n:03}" if n else stamp for n in range(1000))
-    return next(name for name in names if not (folder / name).exists())
+    paths = (folder / (f"{stamp}-{n:03}" if n else stamp) for n in range(1000))
+    return next(path for path in paths if not path.exists())
 
 
 def _tidy(output: Path) -> None:

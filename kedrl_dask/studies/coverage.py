@@ -121,11 +121,9 @@ def run(
     fixed = {"transitions": transitions, "bootstrap": bootstrap, "level": level}
     cells = [
         Cell.build(
-            {"pair": pair, "replicate": replicate},
-            parameters=parameters_of(pair, "auto", replicate, **sizes),
-            **fixed,
+            {"pair": pair, "replicate": n}, parameters=parameters_of(pair, "auto", n, **sizes), **fixed
         )
-        for replicate in range(replicates)
+        for n in range(replicates)
     ]
     records = run_cells(output, STUDY, cover, cells, workers)
     summary = records.summary(STUDY, pair=pair, **fixed, results=_results(records))

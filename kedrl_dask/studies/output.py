@@ -33,14 +33,9 @@ def print_tables(tables: Iterable[TextTable], console: Console) -> None:
     """Print tables, with their notes below."""
     for content in tables:
         table = Table(
-            title=content.title,
-            title_justify="left",
-            caption=content.note,
-            caption_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            show_edge=False,
-        )
+            title=content.title, title_justify="left", caption=content.note, caption_justify="left",
+            box=SIMPLE_HEAD, pad_edge=False, show_edge=False,
+        )  # fmt: skip
         table.add_column(content.heads[0], no_wrap=True)
         for head in content.heads[1:]:
             table.add_column(head, justify="right")

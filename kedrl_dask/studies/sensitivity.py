@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,22 +44,19 @@ def cells(
 ) -> list[Cell]:
     """One cell for each value of each factor and each dataset, which all values of a factor share."""
     planned = []
-    for replicate in range(replicates):
-        for factor, sizes in values.items():
-            for value in sizes:
-                is_data = factor == "transitions"
-                changed = parameters if is_data else {**parameters, factor: value}
-                cell = Cell(
-                    {"pair": pair, "factor": factor, "value": value, "replicate": replicate},
-                    {
-                        "pair": pair,
-                        "profile": "auto",
-                        "replicate": replicate,
-                        "transitions": value if is_data else transitions,
-                        "parameters": parameters_of(pair, "auto", replicate, **changed),
-                    },
-                )
-                planned.append(cell)
+    for replicate, (factor, sizes) in product(range(replicates), values.items()):
+        for value in sizes:
+            is_data = factor == "transitions"
+            changed = parameters if is_data else {**parameters, factor: value}
+            settings = {
+                "pair": pair,
+                "profile": "auto",
+                "replicate": replicate,
+                "transitions": value if is_data else transitions,
+                "parameters": parameters_of(pair, "auto", replicate, **changed),
+            }
+            labels: dict[str, str | int] = {"pair": pair, "factor": factor, "value": value}
+            planned.append(Cell(labels | {"replicate": replicate}, settings))
     return planned
 
 

@@ -53,16 +53,11 @@ def _run(options: argparse.Namespace) -> int:
     given = {key: getattr(options, key) for key in MEANINGS}
     with new_store(options.output, options.overwrite) as new:
         done = ingest(
-            new,
-            options.source,
-            {key: value for key, value in given.items() if value is not None},
-            categorical=options.categorical,
-            missing=_missing(options.missing, given),
-            standardise=options.standardise,
-            lone_rows=options.lone_rows,
-            format=options.format,
+            new, options.source, {key: value for key, value in given.items() if value is not None},
+            categorical=options.categorical, missing=_missing(options.missing, given),
+            standardise=options.standardise, lone_rows=options.lone_rows, format=options.format,
             chunk_rows=options.chunk_rows,
-        )
+        )  # fmt: skip
     store = TransitionStore.open(options.output)
     seconds = time.perf_counter() - start
     encoding = store.encoding

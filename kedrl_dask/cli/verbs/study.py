@@ -86,25 +86,13 @@ def _cells(study: ModuleType) -> Callable[[argparse.Namespace], int]:
 
 
 def _expedia(options: argparse.Namespace) -> int:
-    sizes = Sizes(
-        n_atoms=options.atoms,
-        n_basis=options.basis,
-        n_landmarks=options.landmarks,
-        n_centers=options.centers,
-        n_own_basis=min(options.basis, Sizes.n_own_basis),
-        n_own_landmarks=min(options.landmarks, Sizes.n_own_landmarks),
-    )
-    summary = application.run(
-        options.output,
-        data=options.data,
-        searches=options.simulated,
-        training=None if options.takes_all else options.training,
-        test=None if options.takes_all else options.test,
-        sizes=sizes,
-        seed=options.seed,
-        with_adamw=options.with_adamw,
-        draw=options.draw,
-    )
+    settings = given(options)
+    if settings.pop("takes_all"):
+        settings |= {"training": None, "test": None}
+    sizes = {f"n_{name}": settings.pop(name) for name in ("atoms", "basis", "landmarks", "centers")}
+    sizes["n_own_basis"] = min(options.basis, Sizes.n_own_basis)
+    sizes["n_own_landmarks"] = min(options.landmarks, Sizes.n_own_landmarks)
+    summary = application.run(sizes=Sizes(**sizes), **settings)
     _finish(options, summary, expedia_tables, f"{summary['seconds']:.0f} s in all. ")
     return failures(
         [
@@ -148,6 +136,11 @@ def _output(kept: str) -> Option:
     return option(meaning, type=path, required=True, metavar="DIR")
 
 
+def _some(meaning: str, choices: tuple[str, ...], metavar: str) -> Option:
+    meaning += ": %(choices)s (default: all)"
+    return option(meaning, choices, nargs="+", choices=choices, metavar=metavar)
+
+
 def _of_cells(
     study: ModuleType,
     description: str,
@@ -177,20 +170,8 @@ SIMULATION = _of_cells(
     "Six pairs of policies at ten points each, beside the paper's table, which has 100 replicates.",
     {
         "--no-plots": shared.NO_PLOTS,
-        "--pairs": option(
-            "behaviour and target policies: %(choices)s (default: all)",
-            tuple(PAIRS),
-            nargs="+",
-            choices=tuple(PAIRS),
-            metavar="PAIR",
-        ),
-        "--profiles": option(
-            "settings of the fits, as in kedrl demo: %(choices)s (default: all)",
-            PROFILES,
-            nargs="+",
-            choices=PROFILES,
-            metavar="PROFILE",
-        ),
+        "--pairs": _some("behaviour and target policies", tuple(PAIRS), "PAIR"),
+        "--profiles": _some("settings of the fits, as in kedrl demo", PROFILES, "PROFILE"),
         "--monte-carlo": option(
             "Monte Carlo references of the repeated diagnostic, on replicate 0; 0 skips it",
             50,
@@ -267,7 +248,9 @@ EXPEDIA = Verb(
     EXPEDIA_NOTE,
     {
         "--data": option("train.csv as published", type=path, metavar="FILE"),
-        "--simulated": option("simulate N searches", application.SEARCHES, type=positive, metavar="N"),
+        "--simulated": option(
+            "simulate N searches", application.SEARCHES, type=positive, dest="searches", metavar="N"
+        ),
     },
     "finished fits are kept; repeat the command to resume",
 )

@@ -83,14 +83,9 @@ NEEDED: tuple[Column, ...] = tuple(
 
 #: The variables of a search list (tab:expedia_data_vars).
 STATE = (
-    "mean_hist_price",
-    "std_hist_price",
-    "prop_location_score1",
-    "srch_room_count",
-    "srch_length_of_stay",
-    "prop_review_score",
-    "comp_inv",
-)
+    "mean_hist_price", "std_hist_price", "prop_location_score1", "srch_room_count", "srch_length_of_stay",
+    "prop_review_score", "comp_inv",
+)  # fmt: skip
 ACTION = ("avg_price_per_night", "total_promotions", "std_price_usd")
 REWARD = ("gross_revenue_per_night", "total_clicks")
 VARIABLES = (*STATE, *ACTION, *REWARD)

@@ -85,12 +85,8 @@ class ClippedGaussian(Gaussian):
         return np.clip(actions, self.low, self.high).astype(actions.dtype, copy=False)
 
     def _parameters(self) -> Record:
-        return {
-            **super()._parameters(),
-            "low": self.low,
-            "high": self.high,
-            "random": np.asarray(self.random),
-        }
+        box = {"low": self.low, "high": self.high}
+        return {**super()._parameters(), **box, "random": np.asarray(self.random)}
 
     def __reduce__(self) -> tuple[type[ClippedGaussian], tuple[object, ...]]:
         """Rebuild through the constructor."""
@@ -189,9 +185,8 @@ class _Likelihood:
     def hessian(self, parameters: Vector) -> Matrix:
         residual, square, _, precision = self._parts(parameters)
         by_row = precision**2, 2 * residual * precision, 2 * square
-        means, mixed, scales = (
-            self.design.T @ ((self.weight * part)[:, None] * self.design) for part in by_row
-        )
+        weighted = ((self.weight * part)[:, None] * self.design for part in by_row)
+        means, mixed, scales = (self.design.T @ part for part in weighted)
         return np.block([[means, mixed], [mixed.T, scales]]) + np.diag(self._penalty)
 
 

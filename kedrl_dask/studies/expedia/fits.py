@@ -61,6 +61,7 @@ def _numbers(model: KEDRL, prepared: Prepared, name: str) -> Record:
     mass = weights.sum(axis=1)
     found = objections({**fit_evidence(model.fitted_), "mass": at_target.sum(axis=1)}, name)
     facts = finite(model.diagnostics_)
+    kept = ("ratio", "solver", "sizes", "seconds", "nystrom_residual", "separation")
     return {
         "risk": float(model.bellman_risk(state, action).mean()),
         "unshifted_risk": float(unshifted_risk(model, state, action).mean()),
@@ -72,9 +73,6 @@ def _numbers(model: KEDRL, prepared: Prepared, name: str) -> Record:
         "ridge_gamma": model.ridge_gamma_,
         "ridge_b": model.ridge_b_,
         "findings": [item.to_dict() for item in found],
-        **{
-            key: facts[key]
-            for key in ("ratio", "solver", "sizes", "seconds", "nystrom_residual", "separation")
-        },
+        **{key: facts[key] for key in kept},
         "grid_coverage": facts["grid"],
     }

@@ -89,19 +89,15 @@ def prepare(output: Path, request: Request, reporter: Reporter) -> Prepared:
     with reporter.stage("policies"), driver_blas_threads():
         logged = training.transitions()
         state, action = np.hsplit(logged.inputs, [training.state_dim])
+        weights = {name: logged.reward[:, REWARD.index(reward)] for name, reward in POLICIES.items()}
         policies = {
-            name: expedia.reward_weighted_policy(
-                state, action, logged.reward[:, REWARD.index(reward)], encoder
-            )
-            for name, reward in POLICIES.items()
+            name: expedia.reward_weighted_policy(state, action, weight, encoder)
+            for name, weight in weights.items()
         }
-        selected = np.array(panel["selected"]["encoded"])
-        actions = {
-            name: expedia.greedy_action(policy, selected[None], encoder)[0]
-            for name, policy in policies.items()
-        }
+        at = np.array(panel["selected"]["encoded"])
+        actions = {name: expedia.greedy_action(p, at[None], encoder)[0] for name, p in policies.items()}
         held_out = np.hsplit(test.transitions().inputs, [test.state_dim])
-    return Prepared(training, test, encoder, panel, policies, selected, actions, (held_out[0], held_out[1]))
+    return Prepared(training, test, encoder, panel, policies, at, actions, (held_out[0], held_out[1]))
 
 
 def _build(output: Path, folder: Path, request: Request, reporter: Reporter) -> Record:
@@ -125,10 +121,7 @@ def _build(output: Path, folder: Path, request: Request, reporter: Reporter) -> 
         parts = expedia.split(kept, request.training, request.test, request.seed)
         encoder = Encoder.learn(parts.training)
         folder.mkdir()
-        stores = {
-            name: expedia.write(folder / name, part, encoder)
-            for name, part in (("training", parts.training), ("test", parts.test))
-        }
+        stores = {name: expedia.write(folder / name, part, encoder) for name, part in vars(parts).items()}
         return {
             "is_simulated": request.data is None,
             "source": "simulated" if request.data is None else path.name,

@@ -131,9 +131,7 @@ PAPER: Record = {
     "mass": {"rev": (1.126, 1.056), "clk": (1.105, 0.868)},
     "negative": {"rev": 0.187, "clk": 0.193},
     "distance": {"mean": 0.6326, "median": 0.6711},
-    "difference": (7.7308, 1.7075, 4.2534),
     "correlation": (0.9999, 0.9739, 0.9990),
-    "deviation": (22.7, 3.7, 9.5),
     "marginals": {  # tab:expedia_recovered_marginals: rev, clk
         "revenue_mean": (63.92, 67.66),
         "revenue_50": (0.5348, 0.5566),
@@ -143,5 +141,4 @@ PAPER: Record = {
         "click_2": (0.2058, 0.2424),
         "click_3": (0.0470, 0.0434),
     },
-    "target": {"rev": (143.0, 4.0, 30.6), "clk": (135.3, 6.0, 26.3), "logged": (142.7, 9.0, 28.9)},
 }

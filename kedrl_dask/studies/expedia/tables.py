@@ -85,23 +85,16 @@ def _overlap(summary: Record) -> TextTable:
     rows = []
     for profile, by_policy in summary["fits"].items():
         for name, of in by_policy.items():
-            ratio = of["ratio"]
-            of_ratio = (
-                ("–", "–")
-                if ratio is None
-                else (f"{ratio['effective_sample_size']:.1%}", f"{ratio['max']:.2f}")
-            )
-            mass = of["mass"]
+            ratio, mass, of_ratio = of["ratio"], of["mass"], ("–", "–")
+            if ratio is not None:
+                of_ratio = (f"{ratio['effective_sample_size']:.1%}", f"{ratio['max']:.2f}")
             row = (*of_ratio, f"{mass['mean']:.3f} ({mass['sd']:.3f})", f"{of['negative']:.3f}")
             rows.append((f"{PROFILE_NAMES[profile]}, {name}", *row))
     for name in ("rev", "clk"):
         mean, deviation = PAPER["mass"][name]
-        own = (
-            f"{PAPER['ess'][name]:.1%}",
-            f"{PAPER['ratio_max'][name]:.2f}",
-            f"{mean:.3f} ({deviation:.3f})",
-        )
-        rows.append((f"the paper, {name}", *own, f"{PAPER['negative'][name]:.3f}"))
+        of_ratio = (f"{PAPER['ess'][name]:.1%}", f"{PAPER['ratio_max'][name]:.2f}")
+        row = (*of_ratio, f"{mean:.3f} ({deviation:.3f})", f"{PAPER['negative'][name]:.3f}")
+        rows.append((f"the paper, {name}", *row))
     return TextTable(
         "Density ratio, and coefficients at the test inputs",
         ("", "ESS", "largest ratio", "row sums (SD)", "negative share"),
