@@ -317,7 +317,7 @@ def test_module__ctrl_c(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path)
     try:
-        while not list(tmp_path.glob("new/.store-*/new/state/c/*")):
+        while not list(tmp_path.glob("new/.store.*.partial/state/c/*")):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
