@@ -21,7 +21,7 @@ FLOORS = (
     "studies", "cli",
 )  # fmt: skip
 ROOMS = {
-    "numerics": ("kernels", "policies", "design", "criterion", "regression", "solvers", "laws"),
+    "numerics": ("kernels", "policies", "design", "criterion", "regression", "simulation", "solvers", "laws"),
     "estimator": ("fit", "fitted"),
     "engine": ("storage", "data", "ingest", "execute", "clusters", "plan", "passes"),
 }

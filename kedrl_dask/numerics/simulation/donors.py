@@ -1,0 +1,130 @@
+"""Noise of logged transitions, found again near an input.
+
+Inputs are divided into cells in a metric that says where the law of the residuals changes: their size, their
+sign, and whether the transition was terminal. A cell's residuals stand for the noise at every input in it;
+their mean is taken out, as it is noise too: what happens on average, the regression knows better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from kedrl_dask.numerics.design.points import cluster_centers
+from kedrl_dask.numerics.simulation.smooth_regression import Metric, fit_smooth
+from kedrl_dask.utils.arrays import Indices, Inputs, Mask, Points
+
+#: Residuals in a cell on average, at least, and most cells.
+CELL_SIZE, MOST_CELLS = 40, 400
+#: Least share of the variance of a residual's size, sign or flag that inputs explain, for more than one cell.
+LEAST_TOLD = 0.005
+#: Inputs whose cells are found by clustering; the others join the nearest.
+CLUSTERED = 10_000
+#: Below this share of a response's standard deviation a residual's size no longer counts.
+SMALLEST_SIZE = 1e-3
+#: Least share of the sensitivity that every direction keeps, so that no cell is without bounds.
+FLOOR = 1e-6
+#: Inputs at which sensitivity is averaged.
+SENSITIVITY_INPUTS = 500
+
+
+@dataclass(frozen=True)
+class Donors:
+    """Residuals by cell.
+
+    Attributes
+    ----------
+    metric : Metric
+    centers : (c, r) array
+        Of the cells, in the metric's coordinates.
+    first : (c + 1,) array
+        Where each cell's residuals begin, and the last one's end.
+    residuals : (n, d + p) array
+        Of reward and change of state, in the order of the cells.
+    terminal : (n,) bool array
+        Whether the transition was terminal.
+    """
+
+    metric: Metric
+    centers: Points
+    first: Indices
+    residuals: Points
+    terminal: Mask
+
+    @classmethod
+    def gather(
+        cls,
+        inputs: Inputs,
+        residuals: Points,
+        terminal: Mask,
+        fold: Indices,
+        reward_dim: int,
+        seed: int,
+    ) -> Donors:
+        """Divide logged transitions into cells; the first ``reward_dim`` residuals are of the reward."""
+        metric, told = _metric(inputs, residuals, terminal, fold, seed)
+        points = metric(inputs)
+        rng = np.random.default_rng([seed, 32])
+        sample = points[np.sort(rng.permutation(len(points))[:CLUSTERED])]
+        n_cells = min(MOST_CELLS, len(points) // CELL_SIZE, len(np.unique(sample, axis=0)))
+        centers = cluster_centers(sample, max(1, n_cells if told > LEAST_TOLD else 1), seed)
+        cell = _nearest(points, centers)
+        used, cell = np.unique(cell, return_inverse=True)
+        order = np.argsort(cell, kind="stable")
+        first = np.searchsorted(cell[order], np.arange(len(used) + 1))
+        centred = _centred(residuals[order], terminal[order], reward_dim, first)
+        return cls(metric, centers[used], first, centred, terminal[order])
+
+    def pick(self, inputs: Inputs, rng: np.random.Generator) -> Indices:
+        """One transition of its cell for each input; (n,)."""
+        cell = _nearest(self.metric(inputs), self.centers)
+        begin, end = self.first[cell], self.first[cell + 1]
+        return begin + (rng.random(len(inputs)) * (end - begin)).astype(np.intp)
+
+
+def _centred(residuals: Points, terminal: Mask, reward_dim: int, first: Indices) -> Points:
+    """Residuals less the mean of their cell, and with the variance that they had around it.
+
+    Those of the change of state count where the episode goes on.
+    """
+    centred = np.zeros_like(residuals)
+    for begin, end in pairwise(first):
+        goes_on = begin + np.flatnonzero(~terminal[begin:end])
+        for rows, columns in (
+            (np.arange(begin, end), slice(None, reward_dim)),
+            (goes_on, slice(reward_dim, None)),
+        ):
+            n, own = len(rows), residuals[rows, columns]
+            if n > 1:
+                centred[rows, columns] = (own - own.mean(axis=0)) * np.sqrt(n / (n - 1))
+    return centred
+
+
+def _nearest(points: Points, centers: Points) -> Indices:
+    """The nearest centre of each point; (n,)."""
+    return np.argmin((centers**2).sum(axis=1) - 2 * points @ centers.T, axis=1)
+
+
+def _metric(
+    inputs: Inputs, residuals: Points, terminal: Mask, fold: Indices, seed: int
+) -> tuple[Metric, float]:
+    """Directions by how sensitive the law of the residuals is to them, and how much inputs tell of it."""
+    spread = residuals.std(axis=0)
+    varies = spread > 0
+    scaled = residuals[:, varies] / spread[varies]
+    signs = [np.log(SMALLEST_SIZE + np.abs(scaled)), np.sign(scaled)]
+    if terminal.any():
+        signs.append(terminal[:, None].astype(np.float64))
+    responses = np.hstack(signs)
+    found = fit_smooth(inputs, responses, fold, seed).regression
+    told = np.clip(1 - found.error, 0.0, 1.0)
+    scale = np.where(responses.std(axis=0) > 0, responses.std(axis=0), 1.0)
+    gradients = found.gradients(inputs[:SENSITIVITY_INPUTS], linear=True) / scale
+    outer = np.einsum("nik,njk,k->ij", gradients, gradients, told, optimize=True) / len(gradients)
+    values, vectors = np.linalg.eigh(outer)
+    largest = max(float(values[-1]), np.finfo(float).tiny)
+    lengths = np.sqrt(np.maximum(values / largest, FLOOR))
+    metric = Metric(found.metric.center, found.metric.scale, vectors * lengths, "residuals")
+    return metric, float(told.max())

@@ -1,0 +1,229 @@
+"""Regression of a few responses on inputs: linear terms and Nyström features in a metric of its own.
+
+The metric says along which directions of the input the responses vary, and how fast. It is chosen by
+cross-validation over episodes: first all coordinates count the same, then each as much as the regression
+found so far is sensitive to it, or each direction (average gradient outer products).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kedrl_dask.numerics.design.points import choose_points
+from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
+from kedrl_dask.numerics.regression.input_kernel import standard_deviations
+from kedrl_dask.utils.arrays import Features, Indices, Inputs, Matrix, Points, Vector
+
+#: Ridges tried, as shares of the number of inputs; the weight of linear terms, which are hardly penalised.
+RIDGES = 10.0 ** np.arange(-9.0, 1.1, 0.5)
+LINEAR_WEIGHT = 300.0
+#: Multiples of the unit length that are tried in each metric, and rounds of sensitivity.
+MULTIPLES, N_ROUNDS = (0.5, 1.0, 2.0, 4.0, 8.0), 2
+#: Inputs and landmarks with which metrics are compared, and landmarks of the regression itself.
+TRIAL_INPUTS, TRIAL_LANDMARKS, N_LANDMARKS = 3_000, 150, (100, 200, 400)
+#: A metric is taken if it lowers the error at least by this share.
+LEAST_GAIN = 1e-3
+#: Degrees of freedom that a residual keeps at least, when it is corrected for its leverage.
+LEAST_FREEDOM = 0.05
+#: Directions to which the response is less sensitive, as a share of the largest, are left out of the metric.
+NEGLIGIBLE_DIRECTION = 1e-3
+#: Inputs at which sensitivity is averaged, and the step of its differences in standard deviations.
+GRADIENT_INPUTS, GRADIENT_STEP = 500, 1e-3
+
+KERNEL = Matern(nu=5.5, length_scale=1.0, sigma=1.0)
+
+
+class Metric(NamedTuple):
+    """Coordinates u = ((x − center)/scale)·directions in which the kernel has unit length."""
+
+    center: Vector
+    scale: Vector
+    directions: Matrix
+    kind: str
+
+    def standardise(self, inputs: Inputs) -> Points:
+        """Inputs in standard deviations from their mean."""
+        return (inputs - self.center) / self.scale
+
+    def __call__(self, inputs: Inputs) -> Points:
+        """Coordinates of inputs; (n, r)."""
+        return self.standardise(inputs) @ self.directions
+
+
+@dataclass(frozen=True)
+class SmoothRegression:
+    """Means of k responses given an input.
+
+    Attributes
+    ----------
+    metric : Metric
+    features : NystromFeatures
+        Of the unit kernel in the metric's coordinates.
+    coefficients : (rank + D + 1, k) array
+        Of the features, of the standardised inputs and of the constant.
+    error : (k,) array
+        Cross-validated mean squared error, as a share of the variance.
+    """
+
+    metric: Metric
+    features: NystromFeatures
+    coefficients: Matrix
+    error: Vector
+
+    def design(self, inputs: Inputs) -> Features:
+        """Features, linear terms and the constant; (n, rank + D + 1)."""
+        return _design(self.metric, self.features, inputs)
+
+    def __call__(self, inputs: Inputs) -> Points:
+        """Means at inputs; (n, k)."""
+        return self.design(inputs) @ self.coefficients
+
+    def gradients(self, inputs: Inputs, linear: bool) -> Matrix:
+        """Derivatives (n, D, k) by each coordinate in standard deviations, linear terms included or not."""
+        rank, dim = self.features.rank, inputs.shape[1]
+        slopes = LINEAR_WEIGHT * self.coefficients[rank:-1]
+        found = np.empty((len(inputs), dim, self.coefficients.shape[1]))
+        for coordinate in range(dim):
+            shift = np.zeros(dim)
+            shift[coordinate] = GRADIENT_STEP * self.metric.scale[coordinate]
+            ahead, behind = (self.features(self.metric(inputs + sign * shift)) for sign in (1, -1))
+            found[:, coordinate] = (ahead - behind) @ self.coefficients[:rank] / (2 * GRADIENT_STEP)
+        return found + slopes if linear else found
+
+
+def _design(metric: Metric, features: NystromFeatures, inputs: Inputs) -> Features:
+    standard = metric.standardise(inputs)
+    linear = LINEAR_WEIGHT * np.column_stack([standard, np.ones(len(inputs))])
+    return np.hstack([features(standard @ metric.directions), linear])
+
+
+def relevance(regression: SmoothRegression, inputs: Inputs, scale: Vector, linear: bool = False) -> Matrix:
+    """E[∇f∇fᵀ] in standard deviations of inputs and responses; (D, D)."""
+    gradients = regression.gradients(inputs[:GRADIENT_INPUTS], linear) / scale
+    return np.einsum("nik,njk->ij", gradients, gradients, optimize=True) / len(gradients)
+
+
+class Fitted(NamedTuple):
+    """A regression, and the residuals (n, k) of what it was fitted to."""
+
+    regression: SmoothRegression
+    residuals: Points
+
+    @property
+    def score(self) -> float:
+        """Cross-validated error, averaged over the responses."""
+        return float(self.regression.error.mean())
+
+
+def fit_smooth(
+    inputs: Inputs, responses: Points, fold: Indices, seed: int, hints: Sequence[Matrix] = ()
+) -> Fitted:
+    """Choose a metric on a sample, then regress on all inputs; folds are of whole episodes.
+
+    ``hints`` are directions (D, r) of other metrics, which are tried as well.
+    """
+    rng = np.random.default_rng([seed, 31])
+    chosen = np.sort(rng.permutation(len(inputs))[:TRIAL_INPUTS])
+    x, y, f = inputs[chosen], responses[chosen], fold[chosen]
+    best: Fitted | None = None
+    for metric in _first_metrics(x, y, hints):
+        best = _better(best, _try(metric, x, y, f, rng))
+    assert best is not None
+    for _ in range(N_ROUNDS):
+        for metric in _sensitive_metrics(best.regression, x, y):
+            best = _better(best, _try(metric, x, y, f, rng))
+    return _grown(best.regression.metric, inputs, responses, fold, seed)
+
+
+def _grown(metric: Metric, inputs: Inputs, responses: Points, fold: Indices, seed: int) -> Fitted:
+    """The regression with as few landmarks as more of them hardly improve on."""
+    points, best = metric(inputs), None
+    for size in N_LANDMARKS:
+        landmarks = choose_points(points, min(size, len(points) // 10 + 1), KERNEL, "kmeans", seed)
+        features = NystromFeatures.from_landmarks(KERNEL, landmarks)
+        found = regress(metric, features, inputs, responses, fold)
+        if best is not None and found.score > (1 - LEAST_GAIN) * best.score:
+            return best
+        best = found
+    assert best is not None
+    return best
+
+
+def _better(best: Fitted | None, trial: Fitted) -> Fitted:
+    return trial if best is None or trial.score < (1 - LEAST_GAIN) * best.score else best
+
+
+def _first_metrics(inputs: Inputs, responses: Points, hints: Sequence[Matrix]) -> Iterator[Metric]:
+    """All coordinates alike; by the slopes of a linear regression; hints."""
+    center, scale, dim = inputs.mean(axis=0), standard_deviations(inputs), inputs.shape[1]
+    slopes = np.linalg.lstsq((inputs - center) / scale, responses - responses.mean(axis=0), rcond=None)[0]
+    slopes = slopes / standard_deviations(responses)
+    shapes = [("alike", np.eye(dim) * 2 / np.sqrt(dim)), *_shapes("slopes", slopes @ slopes.T)]
+    for kind, directions in [*shapes, *(("hint", hint) for hint in hints)]:
+        for multiple in MULTIPLES:
+            yield Metric(center, scale, directions / multiple, kind)
+
+
+def _shapes(kind: str, outer: Matrix) -> Iterator[tuple[str, Matrix]]:
+    """Coordinates and directions by the root of what a matrix of outer products gives them."""
+    values, vectors = np.linalg.eigh(outer)
+    lengths, diagonal = np.sqrt(np.maximum(values, 0.0)), np.sqrt(np.diag(outer))
+    if lengths[-1] > 0:
+        kept = lengths > NEGLIGIBLE_DIRECTION * lengths[-1]
+        yield f"{kind} of coordinates", np.diag(diagonal / diagonal.max())
+        yield f"{kind} of directions", vectors[:, kept] * lengths[kept] / lengths[-1]
+
+
+def _sensitive_metrics(found: SmoothRegression, inputs: Inputs, responses: Points) -> Iterator[Metric]:
+    """Coordinates, or directions, by how sensitive the nonlinear part is to them."""
+    outer = relevance(found, inputs, standard_deviations(responses))
+    for kind, directions in _shapes("sensitivity", outer):
+        for multiple in MULTIPLES:
+            yield Metric(found.metric.center, found.metric.scale, directions / multiple, kind)
+
+
+def _try(
+    metric: Metric, inputs: Inputs, responses: Points, fold: Indices, rng: np.random.Generator
+) -> Fitted:
+    """The regression with few landmarks, drawn at random."""
+    drawn = rng.permutation(len(inputs))[: min(TRIAL_LANDMARKS, len(inputs) // 5 + 1)]
+    features = NystromFeatures.from_landmarks(KERNEL, metric(inputs[drawn]))
+    return regress(metric, features, inputs, responses, fold)
+
+
+def regress(
+    metric: Metric, features: NystromFeatures, inputs: Inputs, responses: Points, fold: Indices
+) -> Fitted:
+    """Ridge regression with each response's ridge by cross-validation over the folds.
+
+    Residuals are divided by the root of one minus the leverage, so that their variance is the noise's.
+    """
+    design = _design(metric, features, inputs)
+    mean, scale = responses.mean(axis=0), standard_deviations(responses)
+    scaled = (responses - mean) / scale
+    rows = [fold == number for number in np.unique(fold)]
+    grams = [design[part].T @ design[part] for part in rows]
+    crosses = [design[part].T @ scaled[part] for part in rows]
+    gram, cross, ridges = sum(grams), sum(crosses), RIDGES * len(inputs)
+    errors = np.zeros((len(ridges), responses.shape[1]))
+    for part, own_gram, own_cross in zip(rows, grams, crosses, strict=True):
+        values, vectors = np.linalg.eigh(gram - own_gram)
+        turned, along = vectors.T @ (cross - own_cross), design[part] @ vectors
+        for i, ridge in enumerate(ridges):
+            predicted = along @ (turned / (np.maximum(values, 0.0) + ridge)[:, None])
+            errors[i] += ((scaled[part] - predicted) ** 2).sum(axis=0)
+    best = errors.argmin(axis=0)
+    values, vectors = np.linalg.eigh(gram)
+    shrunk = np.maximum(values, 0.0)[:, None] + ridges[best]
+    coefficients = vectors @ ((vectors.T @ cross) / shrunk)
+    leverage = (design @ vectors) ** 2 @ (1 / shrunk)
+    residuals = (scaled - design @ coefficients) / np.sqrt(np.maximum(1 - leverage, LEAST_FREEDOM))
+    coefficients *= scale
+    coefficients[-1] += mean / LINEAR_WEIGHT
+    error = errors.min(axis=0) / len(inputs)
+    return Fitted(SmoothRegression(metric, features, coefficients, error), residuals * scale)
