@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from kedrl_dask.cli.common import Option, option, positive
 from kedrl_dask.estimator.constraints import Parameter, declared
-from kedrl_dask.estimator.fit.parameters import Parameters
+from kedrl_dask.estimator.parameters import Parameters
 from kedrl_dask.utils.arrays import Record
 
 

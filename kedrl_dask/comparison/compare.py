@@ -123,6 +123,11 @@ def compare(
     """
     store = store if isinstance(store, TransitionStore) else TransitionStore.open(store)
     _check(estimator, n_replicates, {"interval": interval, "tail": tail, "levels": levels}, accept)
+    if estimator.centring != "none":
+        raise ValueError(
+            "compare: policies are compared on common atoms, and centred returns have atoms of each policy's "
+            "own; give an estimator with centring='none'"
+        )
     asked = _inputs(store, policies, at)
     settings = RecoverySettings(**(recovery or {}))
     reporter, executor = Reporter(progress), checked_executor(executor)

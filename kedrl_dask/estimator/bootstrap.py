@@ -25,8 +25,7 @@ from kedrl_dask.engine.passes.separated_objective import BellmanObjective
 from kedrl_dask.engine.plan.partition import even_ranges, in_groups
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.estimator.fit.conditioning import file_conditioning
-from kedrl_dask.estimator.fit.design import make_choices
-from kedrl_dask.estimator.fit.pipeline import check_policy
+from kedrl_dask.estimator.fit.pipeline import check_policy, design
 from kedrl_dask.estimator.fit.planning import checked_plan
 from kedrl_dask.estimator.fit.problem import Prepared
 from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, recalibrate, regress
@@ -221,7 +220,7 @@ def run_bootstrap(
             f"{shown(policy)}; give the policy of the fit"
         )
     with reporter.stage("design"):
-        choices = make_choices(settings, store, cache)
+        store, choices, _ = design(settings, store, policy, cache)
     settings = choices.settle(settings)
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     n_blocks = len(streamed.blocks[0])

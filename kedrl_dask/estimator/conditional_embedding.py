@@ -23,7 +23,6 @@ from kedrl_dask.engine.passes.streaming_pass import Destination, StreamingPass
 from kedrl_dask.engine.storage.schema import INPUT_SUMS, REFERENCE, RESPONSE_SUMS
 from kedrl_dask.estimator.constraints import count, documented, either, number, parameter
 from kedrl_dask.estimator.fit.design import tune_on
-from kedrl_dask.estimator.fit.parameters import CommonParameters
 from kedrl_dask.estimator.fit.pipeline import workspace
 from kedrl_dask.estimator.fit.regression import StoredBlocks, read_folds
 from kedrl_dask.estimator.fit.streaming import create_sums, episode_blocks, sum_blocks
@@ -36,6 +35,7 @@ from kedrl_dask.estimator.fitted.persistence import (
     to_json,
     write_fitted,
 )
+from kedrl_dask.estimator.parameters import CommonParameters
 from kedrl_dask.numerics.design.points import choose_points
 from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
 from kedrl_dask.numerics.kernels.matern import Matern
@@ -230,7 +230,7 @@ class ConditionalEmbedding(BaseEstimator):
             create_sums(path, specs, sizes)
             names = tuple(spec.name for spec in specs)
             task = StreamingPass(
-                store.path.resolve(),
+                store.source,
                 features.astype(dtype),
                 {block.number: (Destination(path, block.number, names),) for block in blocks},
                 responses=responses.astype(dtype),

@@ -66,6 +66,7 @@ def _estimate(
         ridge_b=fit.ridge_b,
         mass_penalty=fit.mass_penalty,
         encoding=request.store.encoding,
+        potential=fit.potential,
         plan=fit.plan,
     )
     with reporter.stage("diagnostics"):

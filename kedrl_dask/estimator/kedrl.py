@@ -17,7 +17,6 @@ from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.estimator.bootstrap import Bootstrap, run_bootstrap
 from kedrl_dask.estimator.constraints import documented
 from kedrl_dask.estimator.deprecated import CallableParameter
-from kedrl_dask.estimator.fit.parameters import Conditioning
 from kedrl_dask.estimator.fit.pipeline import Request, workspace
 from kedrl_dask.estimator.fit.planning import plan_fit
 from kedrl_dask.estimator.fit.settings import Settings
@@ -26,6 +25,7 @@ from kedrl_dask.estimator.fitted import persistence
 from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, fitted_embedding
 from kedrl_dask.estimator.fitted.model import FittedAttributes
 from kedrl_dask.estimator.fitted.notebook import fit_html
+from kedrl_dask.estimator.parameters import Conditioning
 from kedrl_dask.estimator.run import CHECKPOINT_SECONDS, recorded_fit
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import Method
@@ -74,6 +74,8 @@ class KEDRL(FittedAttributes, BaseEstimator):
         Coefficients of the target at B on the features ψ, with ``construction="paired"``.
     ratio_ : DensityRatio or None
         Density ratio η̂, with ``continuation="ratio"``.
+    potential_ : Potential or None
+        Ψ, with ``centring="auto"``: the atoms of the return at a state are ``grid_`` + Ψ(s).
     encoding_ : Encoding or None
         How the columns of an ingested table were encoded.
     plan_ : Plan or None
@@ -134,6 +136,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
         discount: float,
         *,
         construction: Literal["separated", "paired"] = "separated",
+        centring: Literal["auto", "none"] = "none",
         continuation: Literal["sampled", "ratio"] = "sampled",
         solver: str | Solver = "pcg",
         input_kernel: Matern | Literal["auto"] = "auto",
@@ -166,6 +169,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
     ) -> None:
         self.discount = discount
         self.construction = construction
+        self.centring = centring
         self.continuation = continuation
         self.solver = solver
         self.input_kernel = input_kernel

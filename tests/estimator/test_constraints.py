@@ -9,7 +9,7 @@ from kedrl_dask import KEDRL, ConditionalEmbedding
 from kedrl_dask.cli.parameters import SETTINGS
 from kedrl_dask.estimator.conditional_embedding import EmbeddingParameters
 from kedrl_dask.estimator.constraints import declared
-from kedrl_dask.estimator.fit.parameters import Parameters
+from kedrl_dask.estimator.parameters import Parameters
 
 ESTIMATORS = [(KEDRL, Parameters), (ConditionalEmbedding, EmbeddingParameters)]
 

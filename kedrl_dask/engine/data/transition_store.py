@@ -12,15 +12,17 @@ import numpy.typing as npt
 from kedrl_dask.engine.data.encoding import PARTS
 from kedrl_dask.engine.data.episode_index import EpisodeIndex
 from kedrl_dask.engine.data.overview import Overview
-from kedrl_dask.engine.data.transitions import EpisodeRows, Transitions
+from kedrl_dask.engine.data.transitions import EpisodeRows, Shaping, Source, Transitions
 from kedrl_dask.engine.data.validation import DataError as DataError
 from kedrl_dask.engine.data.validation import DataWarning as DataWarning
 from kedrl_dask.engine.data.validation import check_arrays, check_end, check_scale, check_sequence
 from kedrl_dask.engine.data.writer import Writer, fingerprint, open_committed
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.atomic import PathLike, check_vacant
+from kedrl_dask.engine.storage.cache import fingerprint as identity
 from kedrl_dask.engine.storage.directories import StoreError, digest
 from kedrl_dask.engine.storage.schema import TRANSITION_DIGESTS, TRANSITIONS
+from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.utils.arrays import Array, Indices, Mask, Record
 
 
@@ -51,10 +53,11 @@ class TransitionStore(Overview):
         arrays: ArrayStore,
         attributes: Record | None = None,
         base: TransitionStore | None = None,
+        shaping: Shaping | None = None,
     ) -> None:
         """Keep the arrays and the attributes, which default to those committed now."""
         super().__init__(arrays, arrays.attributes if attributes is None else attributes)
-        self._base = base
+        self._base, self._shaping = base, shaping
 
     @classmethod
     def from_arrays(
@@ -157,8 +160,8 @@ class TransitionStore(Overview):
         return Writer.create(path, dims, chunk_rows)
 
     @classmethod
-    def open(cls, path: PathLike) -> TransitionStore:
-        """Open a complete store for reading.
+    def open(cls, path: PathLike, shaping: Shaping | None = None) -> TransitionStore:
+        """Open a complete store for reading, with rewards as stored unless a ``shaping`` is given.
 
         Raises
         ------
@@ -172,7 +175,7 @@ class TransitionStore(Overview):
         >>> TransitionStore.open("saved").n_transitions
         60
         """
-        return cls(open_committed(path))
+        return cls(open_committed(path), shaping=shaping)
 
     def appender(self) -> Writer:
         """Return a writer for further episodes; use it in a ``with`` statement.
@@ -210,6 +213,27 @@ class TransitionStore(Overview):
         attributes = EpisodeIndex(self._arrays, n_rows).attributes()
         return TransitionStore(self._arrays, self._attributes, TransitionStore(self._arrays, attributes))
 
+    def shaped(self, potential: Potential, discount: float) -> TransitionStore:
+        """Return the same store with rewards r + γ·Ψ(s') − Ψ(s), under a fingerprint of its own.
+
+        Only transitions are shaped; :meth:`episode_windows` gives recorded rows as they are.
+        """
+        base = None if self._base is None else self._base.shaped(potential, discount)
+        return TransitionStore(self._arrays, self._attributes, base, Shaping(potential, discount))
+
+    @property
+    def source(self) -> Source:
+        """What a task needs to open the store in another process."""
+        return Source(self.path.resolve(), self._shaping)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal sha256 of the content; equal for equal rows, chunk_rows and shaping."""
+        return self._identified(super().fingerprint)
+
+    def _identified(self, rows: str) -> str:
+        return rows if self._shaping is None else identity({"rows": rows, "shaping": self._shaping})
+
     @property
     def base(self) -> TransitionStore:
         """The store of the first rows after :meth:`grown_from`, otherwise the store itself."""
@@ -225,7 +249,7 @@ class TransitionStore(Overview):
         >>> store.fingerprint_of(62) == store.fingerprint, store.fingerprint_of(50) == store.fingerprint
         (True, False)
         """
-        return EpisodeIndex(self._arrays, n_rows).fingerprint()
+        return self._identified(EpisodeIndex(self._arrays, n_rows).fingerprint())
 
     def transitions(self, start: int = 0, stop: int | None = None) -> Transitions:
         """Read the transitions that begin in rows ``start`` to ``stop`` (excluded).
@@ -280,7 +304,7 @@ class TransitionStore(Overview):
         """Pair the rows at ``local`` with their successors, or with themselves where they have none."""
         state, action, reward = (self._finite(name, read(name), rows) for name in PARTS)
         successor = local + continues
-        return Transitions(
+        paired = Transitions(
             rows=rows[local],
             episode=episode[local],
             inputs=np.hstack((state[local], action[local])),
@@ -289,6 +313,7 @@ class TransitionStore(Overview):
             next_action=action[successor],
             terminal=~continues,
         )
+        return paired if self._shaping is None else self._shaping(paired)
 
     def _finite(self, name: str, values: Array, rows: Indices) -> Array:
         """Return the values, unless another program has stored NaN or infinity, checksum and all."""

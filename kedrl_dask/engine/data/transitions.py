@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.utils.arrays import Actions, Indices, Inputs, Mask, Points
 
 
@@ -45,6 +47,26 @@ class Transitions:
     def select(self, which: slice | Indices | Mask) -> Transitions:
         """Return some of the transitions."""
         return Transitions(**{name: values[which] for name, values in vars(self).items()})
+
+
+class Shaping(NamedTuple):
+    """Rewards less what a potential Ψ explains: r + γ·Ψ(s') − Ψ(s)."""
+
+    potential: Potential
+    discount: float
+
+    def __call__(self, given: Transitions) -> Transitions:
+        """The transitions with these rewards."""
+        state = given.inputs[:, : given.next_state.shape[1]]
+        fixed = given.reward, state, given.next_state, given.terminal, self.discount
+        return replace(given, reward=self.potential.shape(*fixed))
+
+
+class Source(NamedTuple):
+    """Where transitions are read, and how their rewards are shaped: what a task needs to open a store."""
+
+    path: Path
+    shaping: Shaping | None = None
 
 
 class EpisodeRows(NamedTuple):

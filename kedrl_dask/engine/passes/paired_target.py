@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kedrl_dask.engine.data.transitions import Source
 from kedrl_dask.engine.passes.conditioning_points import read_inputs
 from kedrl_dask.engine.passes.continuation import Continuation
 from kedrl_dask.engine.passes.streaming_pass import read_groups
@@ -40,7 +41,7 @@ class PairedRows:
 
     Attributes
     ----------
-    store_path : Path
+    source : Source
     features : NystromFeatures
         φ, in the precision of the products.
     basis : NystromFeatures
@@ -51,7 +52,7 @@ class PairedRows:
         κ.
     """
 
-    store_path: Path
+    source: Source
     features: NystromFeatures
     basis: NystromFeatures
     frequencies: Rows
@@ -63,7 +64,7 @@ class PairedRows:
         phi = scratch("paired features", (GROUP_ROWS, self.features.rank), dtype)
         whitened = scratch("paired continuation", (GROUP_ROWS, self.basis.rank), dtype)
         reward = scratch("paired waves", (GROUP_ROWS, 2 * len(self.frequencies)), dtype)
-        for number, group, inside in read_groups(self.store_path, block):
+        for number, group, inside in read_groups(self.source, block):
             part = group.select(inside)
             n = len(part)
             kappa, _ = self.continuation(number, group, inside, dtype)

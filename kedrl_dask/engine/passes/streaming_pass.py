@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
+from kedrl_dask.engine.data.transition_store import TransitionStore
+from kedrl_dask.engine.data.transitions import Source, Transitions
 from kedrl_dask.engine.passes.continuation import Continuation, TargetActions
 from kedrl_dask.engine.plan.partition import FIRST_READ, GROUP_ROWS, READ_GROUPS, RowBlock
 from kedrl_dask.engine.storage.array_store import ArrayStore
@@ -36,12 +37,12 @@ def warm_up(number: int) -> None:
     matern_compiled.half_integer_kernel(np.ones(1, np.float32), np.ones(2, np.float32))
 
 
-def read_groups(store_path: Path, block: RowBlock) -> Iterator[tuple[int, Transitions, slice]]:
+def read_groups(source: Source, block: RowBlock) -> Iterator[tuple[int, Transitions, slice]]:
     """Groups with transitions in a block: number, all transitions of the group, and those in the block.
 
     Groups are read ahead of the computation; the first read, which nothing overlaps, is short.
     """
-    store = TransitionStore.open(store_path)
+    store = TransitionStore.open(*source)
     first, last = block.start // GROUP_ROWS, -(-block.stop // GROUP_ROWS)
     edges = [first, *range(min(first + FIRST_READ, last), last, READ_GROUPS), last]
 
@@ -77,7 +78,7 @@ class StreamingPass:
 
     Attributes
     ----------
-    store_path : Path
+    source : Source
         The transitions.
     features : NystromFeatures
         ψ, in the precision of the products; sums are always in double precision.
@@ -93,7 +94,7 @@ class StreamingPass:
         Subtracted from the reward before its waves are taken.
     """
 
-    store_path: Path
+    source: Source
     features: NystromFeatures
     sums: dict[int, tuple[Destination, ...]]
     frequencies: Points | None = None
@@ -112,7 +113,7 @@ def accumulate(piece: RowBlock, task: StreamingPass) -> Sums:
     names, dtype = task.names, task.features.whitening.dtype
     phi, psi = scratch("features", (2, GROUP_ROWS, task.features.rank), dtype)
     totals: Sums = {}
-    for number, group, inside in read_groups(task.store_path, piece):
+    for number, group, inside in read_groups(task.source, piece):
         part = group.select(inside)
         n = len(part)
         task.features.partial(part.inputs, out=phi[:n])
@@ -215,7 +216,7 @@ def combine_scalars(first: Vector, second: Vector) -> Vector:
 def ratio_moments(
     block: RowBlock,
     sums: Path,
-    store_path: Path,
+    source: Source,
     kernel: Matern,
     centers: Inputs,
     target: TargetActions,
@@ -224,7 +225,7 @@ def ratio_moments(
     """Store the sums of uLSIF over the transitions of a block that have a successor."""
     b = len(centers)
     total = RatioMoments(np.zeros((b, b)), np.zeros(b), np.zeros(b), 0)
-    for number, group, inside in read_groups(store_path, block):
+    for number, group, inside in read_groups(source, block):
         successors, weights = target(number, group, inside)
         part = group.select(inside)
         # A block consists of whole episodes. One that continues after the block has grown since; its last

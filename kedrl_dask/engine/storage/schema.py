@@ -148,6 +148,18 @@ POINTS: Specs = (
     BASIS,
     ArraySpec("basis_whitening", ("basis", "basis_rank"), "float64", "T of the basis"),
 )
+POTENTIAL: Specs = (
+    ArraySpec("potential_center", ("state_dim",), "float64", "mean state"),
+    ArraySpec("potential_scale", ("state_dim",), "float64", "standard deviation of the states"),
+    ArraySpec("potential_directions", ("state_dim", "direction"), "float64", "coordinates of the potential"),
+    ArraySpec("potential_landmarks", ("potential_landmark", "direction"), "float64", "its landmarks"),
+    ArraySpec("potential_weights", ("potential_landmark", "reward_dim"), "float64", "its kernel weights"),
+    ArraySpec("potential_slopes", ("state_dim", "reward_dim"), "float64", "its linear weights"),
+    ArraySpec("potential_constant", ("reward_dim",), "float64", "its constant"),
+)
+SIMULATED: Specs = (
+    ArraySpec("simulated", ("simulation", "reward_dim"), "float64", "simulated returns less the potential"),
+)
 RETURNS: Specs = (ArraySpec("grid", ("atom", "reward_dim"), "float64", "atoms of the return grid"),)
 
 MASS = ArraySpec("mass", ("rank",), "float64", "regression coefficients of the constant 1")

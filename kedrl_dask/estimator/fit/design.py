@@ -65,13 +65,18 @@ class Choices:
         return replace(settings, **chosen)
 
 
-def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Choices:
-    """Make the choices, or read those made earlier for the same data and settings."""
+def make_choices(
+    settings: Settings, store: TransitionStore, cache: Cache, simulated: Points | None = None
+) -> Choices:
+    """Choose, or find what was chosen for the same data and settings.
+
+    Grid and return kernel are chosen from ``simulated`` returns, or from observed ones if there are none.
+    """
     store, seed = store.base, settings.random_state
     of_sample = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
-    sample = _sample(store, cache, of_sample, seed)
+    sample = draw_sample(store, cache, seed)
     features, basis, tuning = _points(settings, store, sample, cache, of_sample)
-    grid, return_kernel, grown = _returns(settings, store, sample, cache)
+    grid, return_kernel, grown = _returns(settings, store, sample, cache, simulated)
     tuning |= grown
     n_features = settings.n_features
     if isinstance(n_features, str):
@@ -85,7 +90,10 @@ def make_choices(settings: Settings, store: TransitionStore, cache: Cache) -> Ch
     return Choices(sample, features, basis, grid, waves, return_kernel, tuning | tried, trend)
 
 
-def _sample(store: TransitionStore, cache: Cache, facts: Facts, seed: int) -> Transitions:
+def draw_sample(store: TransitionStore, cache: Cache, seed: int) -> Transitions:
+    """Read the transitions from which choices are made."""
+    facts = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
+
     def make(path: Path) -> None:
         sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([seed, 1]))
         write_arrays(path, KIND, SAMPLE, vars(sample)).finish()
@@ -163,9 +171,9 @@ def tune_on(sample: Transitions, seed: int, with_successors: bool = True) -> Inp
 
 
 def _returns(
-    settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache
+    settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache, simulated: Points | None
 ) -> tuple[Atoms, Matern, Record]:
-    """Return kernel and grid, from observed discounted returns unless they are given."""
+    """Return kernel and grid, from discounted returns unless they are given."""
     names = (
         "discount",
         "return_kernel",
@@ -177,9 +185,11 @@ def _returns(
     )
     facts = {"data": store.fingerprint, "seed": settings.random_state, "rules": RULES}
     facts |= {name: getattr(settings, name) for name in names}
+    if simulated is not None:
+        facts["simulated"] = simulated
 
     def make(path: Path) -> None:
-        returns = _observed_returns(settings, store)
+        returns = _observed_returns(settings, store) if simulated is None else simulated
         kernel = settings.return_kernel
         if not isinstance(kernel, Matern):
             kernel = median_kernel(returns, random_state=settings.random_state)

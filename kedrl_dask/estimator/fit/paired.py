@@ -108,8 +108,8 @@ class Pairing:
             part.astype(self.start.settings.dtype)
             for part in (self.start.choices.features, self.start.choices.basis)
         )
-        path = self.start.store.path.resolve()
-        return PairedRows(path, features, basis, self.start.choices.frequencies, self.continuation)
+        source = self.start.store.source
+        return PairedRows(source, features, basis, self.start.choices.frequencies, self.continuation)
 
     def _contract(self, reporter: Reporter) -> Path:
         """Path of the operator P; it and its sums are reused if they depend on the same facts."""

@@ -20,6 +20,7 @@ from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.engine.storage.untrusted import checked_path
 from kedrl_dask.estimator.fit.design import Choices, make_choices
 from kedrl_dask.estimator.fit.paired import Pairing
+from kedrl_dask.estimator.fit.pilot import run_pilot
 from kedrl_dask.estimator.fit.planning import checked_plan
 from kedrl_dask.estimator.fit.policy_check import PolicyWarning, rehearse
 from kedrl_dask.estimator.fit.problem import Prepared
@@ -39,6 +40,7 @@ from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.base import PolicyError, checked_draws
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
+from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.solvers import Solution, by_name
 from kedrl_dask.numerics.solvers.base import Keeper, Problem, Record
 from kedrl_dask.utils.arrays import Matrix, Vector
@@ -84,6 +86,7 @@ class Fit:
     gamma_mass: Vector
     plan: Plan
     target: Matrix | None  # of the paired construction
+    potential: Potential | None
 
     @property
     def ratio(self) -> DensityRatio | None:
@@ -127,6 +130,17 @@ def workspace(store: TransitionStore, cache: str | Path | None) -> Iterator[Cach
         remove(path)
 
 
+def design(
+    settings: Settings, store: TransitionStore, policy: Policy, cache: Cache
+) -> tuple[TransitionStore, Choices, Potential | None]:
+    """The store with shaped rewards if the return is centred, the choices made from it, and the potential."""
+    pilot = run_pilot(settings, store, policy, cache)
+    if pilot is None:
+        return store, make_choices(settings, store, cache), None
+    store = store.shaped(pilot.potential, settings.discount)
+    return store, make_choices(settings, store, cache, pilot.returns), pilot.potential
+
+
 def run_fit(request: Request, cache: Cache, reporter: Reporter, keeper: Keeper | None = None) -> Fit:
     """Run all stages; see the module. The plan is for the sizes that the design chose.
 
@@ -135,7 +149,7 @@ def run_fit(request: Request, cache: Cache, reporter: Reporter, keeper: Keeper |
     settings, store, executor = request.settings, request.store, request.executor
     executor.warm_up(warm_up)
     with reporter.stage("design"):
-        choices = make_choices(settings, store, cache)
+        store, choices, potential = design(settings, store, request.policy, cache)
     chosen = choices.grid, choices.frequencies, choices.features.whitening, choices.basis.whitening
     require_finite("the design", SCALES, *chosen)
     settings = choices.settle(settings)
@@ -173,7 +187,7 @@ def run_fit(request: Request, cache: Cache, reporter: Reporter, keeper: Keeper |
     require_finite("the fitted coefficients", f"raise ridge_b, or {SCALES}", solution.coefficients)
     return Fit(
         choices, operators, solution, ridges, tried, ridge_b, mass_penalty, sums, continuation, gamma_mass,
-        plan, target,
+        plan, target, potential,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kedrl_dask.engine.data.encoding import Encoding
 from kedrl_dask.engine.plan.partition import even_ranges
 from kedrl_dask.engine.plan.plan import Form
-from kedrl_dask.estimator.fit.parameters import Parameters
+from kedrl_dask.estimator.parameters import Parameters
 from kedrl_dask.numerics.design.sizes import MOST, N_FOLDS, Size
 from kedrl_dask.numerics.solvers import PCG, by_name
 from kedrl_dask.utils.arrays import Inputs, Weights
@@ -167,6 +167,11 @@ class Settings(Parameters):
             return even_ranges(n_points, min(wanted, exact_rows(self.grid_size)))
         n_chunks = CHUNK_MULTIPLE * -(-n_points // (CHUNK_MULTIPLE * CHUNK_POINTS))
         return even_ranges(n_points, -(-n_points // n_chunks))
+
+    @property
+    def centred(self) -> bool:
+        """Whether a potential is to be subtracted from the return."""
+        return self.centring == "auto" and self.grid is None and self.reward_bounds is None
 
     @property
     def n_folds(self) -> int:

@@ -154,7 +154,7 @@ def _fit_ratio(
     sizes = {"block": len(blocks), "center": len(centers), "center_again": len(centers)}
 
     def compute(paths: dict[str, Path], numbers: list[int]) -> None:
-        shared = (store.path.resolve(), kernel, executor.share(centers), target, settings.dtype)
+        shared = (store.source, kernel, executor.share(centers), target, settings.dtype)
         chosen = [blocks[i] for i in numbers]
         executor.map(ratio_moments, chosen, paths["ratio-sums"], *shared, advance=advance)
 
@@ -209,7 +209,7 @@ def _sum_blocks(
             places[kind] += [(path, i) for i in range(n_blocks)]
     for kinds, sums in lacking.items():
         task = StreamingPass(
-            store.path.resolve(),
+            store.source,
             features.astype(settings.dtype),
             sums,
             choices.frequencies,

@@ -27,7 +27,7 @@ from kedrl_dask.numerics.laws.functionals import Embedding
 from kedrl_dask.numerics.laws.recovery import Recovered
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL
 from kedrl_dask.numerics.policies import Policy
-from kedrl_dask.utils.arrays import Matrix, Weights
+from kedrl_dask.utils.arrays import Matrix, Points, Weights
 
 #: Actions over which a state's law is averaged: at most this many nodes, or random draws of a ``Function``.
 N_DRAWS = 64
@@ -112,7 +112,16 @@ def fitted_embedding(
     accepted = tuple(CODES) if model.is_replicate else accept
     evidence = {**fit_evidence(model), "mass": coefficients.sum(axis=1)}
     found = enforce(objections(evidence), accepted)
-    return FittedEmbedding(coefficients, model.grid, model.return_kernel, found, tuple(accepted), model)
+    fixed = coefficients, model.grid, model.return_kernel, found, tuple(accepted), model
+    return FittedEmbedding(*fixed, shift=shift_at(model, state))
+
+
+def shift_at(model: FittedModel, state: npt.ArrayLike) -> Points | None:
+    """Ψ at states, by which the grid's atoms are those of the return there; None without a potential."""
+    if model.potential is None:
+        return None
+    stored = as_stored(model.encoding, "state", state)
+    return model.shift(checked_columns("state", stored, model.diagnostics["sizes"]["state_dim"]))
 
 
 def coefficients_at(model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Weights:

@@ -54,7 +54,8 @@ def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Polic
         "versions": versions(),
         "data": store.fingerprint,
         "design": store.base.fingerprint,
-        "columns": _columns(fit.choices.sample, store.state_dim),
+        "columns": _columns(_logged(fit, model.settings.discount), store.state_dim),
+        "centred": fit.potential is not None,
         "policy": repr(policy),
         "input_kernel": choices.features.kernel.to_dict(),
         "return_kernel": choices.return_kernel.to_dict(),
@@ -94,6 +95,17 @@ def versions() -> dict[str, str]:
     """The versions of the package, Python and the libraries, by name."""
     own = {"kedrl_dask": __version__, "python": platform.python_version()}
     return own | {name: version(name) for name in LIBRARIES}
+
+
+def _logged(fit: Fit, discount: float) -> Transitions:
+    """The sample of the design with the rewards that were logged."""
+    sample, potential = fit.choices.sample, fit.potential
+    if potential is None:
+        return sample
+    state = sample.inputs[:, : sample.next_state.shape[1]]
+    nothing = np.zeros_like(sample.reward)
+    shaping = potential.shape(nothing, state, sample.next_state, sample.terminal, discount)
+    return replace(sample, reward=sample.reward - shaping)
 
 
 def _columns(sample: Transitions, state_dim: int) -> dict[str, dict[str, list[float]]]:

@@ -27,6 +27,7 @@ from kedrl_dask.numerics.criterion.separated import (
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators, OperatorBlocks
+from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.solvers import Solution
 from kedrl_dask.utils.arrays import (
     Atoms,
@@ -34,6 +35,7 @@ from kedrl_dask.utils.arrays import (
     Frequencies,
     Inputs,
     Matrix,
+    Points,
     Real,
     Record,
     Vector,
@@ -67,6 +69,7 @@ class FittedModel:
     ridge_b: float
     mass_penalty: float
     encoding: Encoding | None
+    potential: Potential | None = None
     plan: Plan | None = None
     diagnostics: Record = field(default_factory=dict)
     is_replicate: bool = False
@@ -99,10 +102,17 @@ class FittedModel:
         """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""
         return by_rows(inputs, lambda x: self.sections(x) @ self.coefficients)
 
+    def shift(self, state: Points) -> Points | None:
+        """Ψ at each state, by which the atoms of the return there are shifted; (n, d), or None without."""
+        return None if self.potential is None else self.potential(state)
+
     def embed(self, inputs: Inputs, at: npt.ArrayLike) -> Real:
         """Values of the embedding at each input, at common return points or at each its own; (n, g)."""
         omega, kernel = self.weights(inputs), self.return_kernel
         at = checked_returns(at, len(omega), self.grid.shape[1])
+        shift = self.shift(inputs[:, : self.diagnostics["sizes"]["state_dim"]])
+        if shift is not None:
+            at = at - shift[:, None]
         if at.ndim == 2:
             return omega @ kernel(self.grid, at)
         return np.stack([w @ kernel(self.grid, z) for w, z in zip(omega, at, strict=True)])
@@ -159,6 +169,8 @@ class FittedModel:
                 f"operator_blocks: {store.path} does not hold the transitions that the model was fitted on"
             )
         fixed = self.grid, self.return_kernel, self.settings.discount, self.ridges.gamma
+        if self.potential is not None:
+            store = store.shaped(self.potential, self.settings.discount)
         return exact_operators(fitted, store, *fixed)
 
 
@@ -188,4 +200,5 @@ class FittedAttributes:
     target_: Matrix | None = _found("target")
     ratio_: DensityRatio | None = _found("ratio")
     encoding_: Encoding | None = _found("encoding")
+    potential_: Potential | None = _found("potential")
     plan_: Plan | None = _found("plan")

@@ -20,6 +20,7 @@ from kedrl_dask.engine.storage.schema import (
     MODEL_TERMINAL,
     MODEL_TRANSITIONS,
     MODEL_TREND,
+    POTENTIAL,
     ArraySpec,
 )
 from kedrl_dask.estimator.fit.regression import Ridges
@@ -31,6 +32,7 @@ from kedrl_dask.numerics.regression.density_ratio import ULSIF, DensityRatio
 from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
+from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW, Result, Solution
 from kedrl_dask.numerics.solvers import Record as SolverRecord
 from kedrl_dask.utils.arrays import Array, Record
@@ -39,7 +41,7 @@ from kedrl_dask.utils.checks import check_count, check_number, cut, is_word, sho
 KIND = "kedrl model"
 
 #: Arrays that only some models have.
-OPTIONAL = (*MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS, *MODEL_TREND)
+OPTIONAL = (*MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS, *MODEL_TREND, *POTENTIAL)
 
 _CLASSES = {cls.__name__: cls for cls in (Matern, ULSIF, PCG, LBFGS, AdamW)}
 
@@ -67,6 +69,8 @@ def save(model: FittedModel, path: str | Path) -> None:
         shifts = operators.shifts
         arrays |= {"transition_input": operators.inputs, "transition_reward": shifts.rewards}
         arrays["transition_terminal"] = shifts.terminal
+    if model.potential is not None:
+        arrays |= model.potential.to_arrays()
     ratio, numbers = model.ratio, None
     if ratio is not None:
         arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
@@ -214,6 +218,7 @@ def _assemble(settings: Callable[..., Settings], arrays: dict[str, Array], attri
         ridge_b=attributes["ridge_b"],
         mass_penalty=mass_penalty,
         encoding=None if encoding is None else Encoding.from_json(encoding),
+        potential=Potential.from_arrays(arrays) if "potential_center" in arrays else None,
         diagnostics=attributes["diagnostics"],
     )
     _check_numbers(model)

@@ -757,3 +757,27 @@ def test_store__survives_pickling(tmp_path):
     copy = pickle.loads(pickle.dumps(store))
     assert copy.fingerprint == store.fingerprint
     assert_transitions_are(copy.transitions(), DATA, *pairs_by_hand(DATA))
+
+
+def test_shaped__rewards_differ_by_the_potential_and_so_does_the_fingerprint(tmp_path):
+    from kedrl_dask.datasets.benchmark import CASES
+    from kedrl_dask.numerics.simulation.potential import Potential
+
+    store = CASES["success-or-failure"].write(tmp_path / "log", 400, seed=0)
+    potential = Potential(
+        center=np.zeros(1), scale=np.ones(1), directions=np.eye(1), landmarks=np.zeros((1, 1)),
+        weights=np.array([[2.0]]), slopes=np.array([[0.5]]), constant=np.array([1.0]),
+    )  # fmt: skip
+    plain, shaped = store.transitions(), store.shaped(potential, 0.9).transitions()
+    assert plain.terminal.any()
+    for i in range(len(plain)):
+        ahead = 0.0 if plain.terminal[i] else 0.9 * potential(plain.next_state[i : i + 1])[0, 0]
+        expected = plain.reward[i, 0] + ahead - potential(plain.inputs[i : i + 1, :1])[0, 0]
+        assert shaped.reward[i, 0] == pytest.approx(expected)
+    np.testing.assert_array_equal(shaped.inputs, plain.inputs)
+    again = store.shaped(potential, 0.9)
+    assert again.fingerprint == store.shaped(potential, 0.9).fingerprint != store.fingerprint
+    assert again.fingerprint != store.shaped(potential, 0.8).fingerprint
+    opened = TransitionStore.open(*again.source)
+    assert opened.fingerprint == again.fingerprint
+    np.testing.assert_array_equal(opened.transitions(10, 60).reward, again.transitions(10, 60).reward)

@@ -142,6 +142,16 @@ class Parameters(CommonParameters):
         longer. ``diagnostics_["separation"]`` says which one the data ask for.""",
         "--construction",
     )
+    centring: Literal["auto", "none"] = parameter(
+        choice(),
+        """Whether a potential Ψ(s) is subtracted from the return while it is estimated. "none" is the paper's
+        estimator. "auto" simulates returns of the target policy from the logged transitions, takes their mean
+        given the state for Ψ, chooses the grid and the return kernel for what is left, and adds Ψ to every
+        answer: exact for any Ψ, and more accurate where the mean return varies over the states, or where the
+        target policy's returns are not among the observed ones. Without effect if ``grid`` or
+        ``reward_bounds`` are given, which speak of the return itself, or with few data.""",
+        "--centring",
+    )
     continuation: Literal["sampled", "ratio"] = parameter(
         choice(),
         """How the target policy enters. "sampled" averages over its actions at the logged successor state;
