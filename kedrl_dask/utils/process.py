@@ -80,14 +80,10 @@ def interrupts_held() -> Iterator[None]:
         yield
         return
     held: list[int] = []
-
-    def hold(number: int, _: object) -> None:
-        held.append(number)
-
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     raising = {number: handler for number, handler in handlers.items() if callable(handler)}
     for number in raising:
-        signal.signal(number, hold)
+        signal.signal(number, lambda received, _: held.append(received))
     try:
         yield
     finally:

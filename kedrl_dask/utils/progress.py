@@ -33,20 +33,11 @@ def _unnoted(event: str, **facts: object) -> None:
 
 
 class Reporter:
-    """Shows the stages of a computation as they run, and records how long each took.
+    """Shows the stages of a computation as they run, and records in ``seconds`` how long each took.
 
-    Parameters
-    ----------
-    show : {"auto", "bars", "log", "none"}
-        "auto" draws bars if standard error is a terminal or a notebook, and otherwise writes log lines to
-        the logger ``kedrl_dask`` at level INFO.
-    note : callable, optional
-        Called as ``note(event, **facts)`` when a stage begins or ends, and for other events worth recording.
-
-    Attributes
-    ----------
-    seconds : dict
-        Wall time of each stage so far, by name.
+    "auto" draws bars if standard error is a terminal or a notebook, and otherwise writes log lines to the
+    logger ``kedrl_dask`` at level INFO. ``note(event, **facts)`` is called when a stage begins or ends, and
+    for other events worth recording.
     """
 
     def __init__(self, show: ProgressMode = "auto", note: Callable[..., None] | None = None) -> None:

@@ -144,9 +144,8 @@ def choose_features(
     atoms = grid[rng.permutation(len(grid))[: N_COMPARED // 2]]
     shifted = reward[rng.integers(len(reward), size=len(atoms))] + discount * atoms
     points, dim, sizes = np.vstack([atoms, shifted]), grid.shape[1], LADDERS["n_features"]
-    errors = [
-        kernel_error(kernel, points, frequencies(kernel, dim, size, method, random_state)) for size in sizes
-    ]
+    drawn = (frequencies(kernel, dim, size, method, random_state) for size in sizes)
+    errors = [kernel_error(kernel, points, frequency) for frequency in drawn]
     return grow(sizes, np.square(errors), _tolerance("n_features", n_transitions))
 
 

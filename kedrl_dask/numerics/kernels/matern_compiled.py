@@ -16,15 +16,11 @@ from kedrl_dask.utils.arrays import Vector
 
 #: Elements worked on at a time: two arrays of them stay in the first-level cache.
 TILE = 512
-#: log₂e, and log 2 in two parts, the first of which has few digits, so that multiples of it are exact.
-_LOG2_E, _LN2_HIGH, _LN2_LOW = (
-    np.float32(1.4426950408889634),
-    np.float32(0.693359375),
-    np.float32(-2.1219444e-4),
-)
-#: Beyond this the kernel is below 10⁻³⁰, and exp(−t) soon leaves the normal numbers: it is set to zero.
-_FARTHEST = np.float32(87)
 _F = np.float32
+#: log₂e, and log 2 in two parts, the first of which has few digits, so that multiples of it are exact.
+_LOG2_E, _LN2_HIGH, _LN2_LOW = _F(1.4426950408889634), _F(0.693359375), _F(-2.1219444e-4)
+#: Beyond this the kernel is below 10⁻³⁰, and exp(−t) soon leaves the normal numbers: it is set to zero.
+_FARTHEST = _F(87)
 
 F = TypeVar("F", bound=Callable[..., None])
 

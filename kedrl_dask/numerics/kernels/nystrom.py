@@ -107,9 +107,8 @@ class NystromFeatures:
         phi, h = sections, self.head
         head = _times_triangle("head", phi[:, :h], self.whitening[:h, :h])
         phi[:, :h] = head
-        phi[:, h:] -= np.matmul(
-            head, self.coupling, out=scratch("tail", (len(phi), self.rank - h), phi.dtype)
-        )
+        tail = scratch("tail", (len(phi), self.rank - h), phi.dtype)
+        phi[:, h:] -= np.matmul(head, self.coupling, out=tail)
         return phi
 
     def complete(self, phi: Features, out: Features | None = None) -> Features:
@@ -129,9 +128,8 @@ class NystromFeatures:
     def complete_sums_adjoint(self, sums: Matrix) -> Matrix:
         """The transpose of :meth:`complete_sums`."""
         h = self.head
-        return np.concatenate(
-            [sums[..., :h, :], np.matmul(self.whitening[h:, h:], sums[..., h:, :])], axis=-2
-        )
+        tail = np.matmul(self.whitening[h:, h:], sums[..., h:, :])
+        return np.concatenate([sums[..., :h, :], tail], axis=-2)
 
     def __call__(self, inputs: Inputs) -> Features:
         """ψ of each row of ``inputs``; (n, r)."""

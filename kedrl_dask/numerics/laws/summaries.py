@@ -74,12 +74,7 @@ def seen(cdf: Matrix) -> slice:
 class Summaries:
     """The numbers computed for every law; packed in one array, so that a replicate is recovered once.
 
-    Attributes
-    ----------
-    levels, tail
-        Levels of the quantiles, and share of the tail mean.
-    thresholds : (d, T) array
-        Points at which the curves of each coordinate are evaluated.
+    Levels of the quantiles, share of the tail mean, and points (d, T) at which curves are evaluated.
     """
 
     levels: Sequence[float]
@@ -105,18 +100,14 @@ class Summaries:
 
     def pack(self, law: Mixture) -> Matrices:
         """The same in one array (n, d, k)."""
-        return np.concatenate(
-            [value[..., None] if value.ndim == 2 else value for value in self(law).values()], axis=2
-        )
+        parts = [part[..., None] if part.ndim == 2 else part for part in self(law).values()]
+        return np.concatenate(parts, axis=2)
 
     def unpack(self, values: Matrices) -> dict[str, Real]:
         """By name again, from an array (…, n, d, k)."""
         sizes = self._sizes
-        parts = np.split(values, np.cumsum(list(sizes.values()))[:-1], axis=-1)
-        return {
-            name: part if self.dims(name)[2:] else part[..., 0]
-            for name, part in zip(sizes, parts, strict=True)
-        }
+        parts = zip(sizes, np.split(values, np.cumsum(list(sizes.values()))[:-1], axis=-1), strict=True)
+        return {name: part if self.dims(name)[2:] else part[..., 0] for name, part in parts}
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Dimensions of a summary or curve, following that of the policy or pair."""

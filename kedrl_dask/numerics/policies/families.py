@@ -43,12 +43,9 @@ class LocationScale(NoisyLocation):
     scale_weights: Matrix | None
 
     def __init__(
-        self,
-        weights: npt.ArrayLike,
-        bias: npt.ArrayLike = 0.0,
-        scale: npt.ArrayLike = 1.0,
+        self, weights: npt.ArrayLike, bias: npt.ArrayLike = 0.0, scale: npt.ArrayLike = 1.0,
         scale_weights: npt.ArrayLike | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Bring the parameters to their full shapes."""
         slope = self._matrix("weights", weights)
         q = slope.shape[1]
@@ -101,12 +98,8 @@ class LocationScale(NoisyLocation):
 
     def _parameters(self) -> dict[str, Vector | None]:
         """Parameters by the names, and in the order, of the constructor."""
-        return {
-            "weights": self.weights,
-            "bias": self.bias,
-            self.scale_name: self.scale,
-            "scale_weights": self.scale_weights,
-        }
+        names = ("weights", "bias", self.scale_name, "scale_weights")
+        return {name: getattr(self, name) for name in names}
 
     def _matrix(self, name: str, given: npt.ArrayLike) -> Matrix:
         value = self._locked(name, given)
@@ -169,12 +162,9 @@ class Uniform(LocationScale):
     scale_name = "half_width"
 
     def __init__(
-        self,
-        weights: npt.ArrayLike,
-        bias: npt.ArrayLike = 0.0,
-        half_width: npt.ArrayLike = 1.0,
+        self, weights: npt.ArrayLike, bias: npt.ArrayLike = 0.0, half_width: npt.ArrayLike = 1.0,
         scale_weights: npt.ArrayLike | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Use the half width as the scale of noise on (−1, 1)."""
         super().__init__(weights, bias, half_width, scale_weights)
 

@@ -132,9 +132,8 @@ def tune_input_kernel(
     errors = np.array([by_fold.sum(axis=0) for by_fold in scores])
     best = int(np.argmin(errors.min(axis=1)))
     varying = np.flatnonzero(np.ptp(inputs, axis=0) > 0).tolist()
-    lengths, trials = refine_lengths(
-        score, np.full(len(spread), float(length_scales[best])), scores[best], varying, most_trials
-    )
+    common = np.full(len(spread), float(length_scales[best]))
+    lengths, trials = refine_lengths(score, common, scores[best], varying, most_trials)
     kernel = Matern(nu, tuple(lengths * spread))
     return InputTuning(kernel, np.array(length_scales), np.array(RIDGES), errors, trials)
 

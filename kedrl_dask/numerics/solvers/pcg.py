@@ -117,11 +117,8 @@ class PCG(GradientSolver[_State]):
         # The form for preconditioners that are not quite linear (Polak and Ribière).
         descent = problem.precondition(following.residual)
         ratio = float(np.vdot(descent, following.residual - state.residual)) / state.descent
-        return replace(
-            following,
-            descent=float(np.vdot(descent, following.residual)),
-            direction=descent + ratio * state.direction,
-        )
+        direction = descent + ratio * state.direction
+        return replace(following, descent=float(np.vdot(descent, following.residual)), direction=direction)
 
     def terminate(self, state: _State) -> Result | None:
         """Converged only on an exact gradient."""
