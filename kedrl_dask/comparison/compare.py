@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -146,19 +148,10 @@ def compare(
                 for (name, rows), model in zip(sections.items(), models.values(), strict=True)
             }
             edges = {name: _edge_mass(law) for name, law in laws.items()}
-            found = [
-                finding
-                for name in policies
-                for finding in objections(
-                    {
-                        **fit_evidence(models[name].fitted_),
-                        "mass": laws[name].coefficients.sum(axis=1),
-                        **law_evidence(laws[name]),
-                        "edge_mass": edges[name].max(axis=(0, 2)),
-                    },
-                    name,
-                )
-            ]
+            found = []
+            for name, law in laws.items():
+                evidence = {"mass": law.coefficients.sum(axis=1), "edge_mass": edges[name].max(axis=(0, 2))}
+                found += objections(fit_evidence(models[name].fitted_) | evidence | law_evidence(law), name)
         enforce(found, accept)
         seed = estimator.random_state
         replicates = {
@@ -171,19 +164,9 @@ def compare(
         contrasted = _contrasted(laws, drawn, interval)
         for name, missed in drawn.missed.items():
             found += objections({"replicates": (missed, n_replicates)}, name)
-        dataset = xr.merge(
-            [
-                results.law_dataset(laws, levels, tail),
-                contrasted,
-                _distances(laws),
-                _asked(asked, average),
-                _edges(edges),
-                _overlaps(store, policies, models),
-            ],
-            join="exact",
-            compat="equals",
-            combine_attrs="drop_conflicts",
-        )
+        parts = [results.law_dataset(laws, levels, tail), contrasted, _distances(laws)]
+        parts += [_asked(asked, average), _edges(edges), _overlaps(store, policies, models)]
+        dataset = xr.merge(parts, join="exact", compat="equals", combine_attrs="drop_conflicts")
     dataset.attrs |= {
         **results.provenance({name: model.fitted_ for name, model in models.items()}),
         **results.verdict(found, accept),
@@ -219,10 +202,7 @@ def _inputs(store: TransitionStore, policies: Mapping[str, Policy], at: At) -> d
 
 
 def _check(
-    estimator: KEDRL,
-    n_replicates: int,
-    shares: Mapping[str, float | Sequence[float]],
-    accept: Sequence[str],
+    estimator: KEDRL, n_replicates: int, shares: Mapping[str, float | Sequence[float]], accept: Sequence[str]
 ) -> None:
     """Refuse, before the fits, what would fail after them."""
     if not isinstance(estimator, KEDRL):
@@ -244,22 +224,17 @@ def _check(
         )
 
 
+@dataclass(frozen=True)
 class _Drawn:
-    """Summaries in all replicates, of some inputs at a time."""
+    """Summaries in all replicates, of some inputs at a time; ``missed`` counts recoveries that failed."""
 
-    def __init__(
-        self,
-        laws: Mapping[str, Recovered],
-        sections: Mapping[str, Matrix],
-        replicates: Mapping[str, Bootstrap],
-        summaries: Summaries,
-        settings: RecoverySettings,
-        executor: Executor,
-    ) -> None:
-        self.laws, self.sections, self.replicates, self.summaries = laws, sections, replicates, summaries
-        self.settings, self.executor = settings, executor
-        #: Recoveries that did not converge, by policy.
-        self.missed = dict.fromkeys(replicates, 0)
+    laws: Mapping[str, Recovered]
+    sections: Mapping[str, Matrix]
+    replicates: Mapping[str, Bootstrap]
+    summaries: Summaries
+    settings: RecoverySettings
+    executor: Executor
+    missed: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, rows: slice, estimates: Mapping[str, Real]) -> dict[str, Draws]:
         """The draws of each policy at some of the inputs."""
@@ -307,16 +282,9 @@ def _contrasted(laws: Mapping[str, Recovered], drawn: _Drawn, interval: float) -
         rows = slice(first, last)
         estimates = {name: summaries.pack(law.rows(rows)) for name, law in laws.items()}
         draws = drawn(rows, estimates)
-        parts.append(
-            xr.merge(
-                [
-                    intervals(summaries, list(draws.values()), interval),
-                    contrasts(summaries, estimates, draws, interval),
-                ],
-                join="exact",
-                compat="equals",
-            )
-        )
+        alone = intervals(summaries, list(draws.values()), interval)
+        paired = contrasts(summaries, estimates, draws, interval)
+        parts.append(xr.merge([alone, paired], join="exact", compat="equals"))
     return parts[0] if len(parts) == 1 else xr.concat(parts, "input", coords="minimal", compat="override")
 
 

@@ -32,19 +32,10 @@ class Curve(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """The laws of all policies at one input, in one coordinate.
+    """The laws of all policies at one input, in one coordinate, with limits where there is something to see.
 
-    Attributes
-    ----------
-    is_smooth : bool
-        Whether ``density`` is one. Otherwise it is masses, to be drawn as bars side by side.
-    has_intervals : bool
-    limits : (float, float)
-        Where there is something to see.
-    width : float
-        Of the bars.
-    density, cdf : list of Curve
-        One curve for each policy. Distribution functions of discrete laws have the corners of their steps.
+    Unless ``is_smooth``, ``density`` is masses, to be drawn as bars of some width side by side, and
+    distribution functions have the corners of their steps.
     """
 
     is_smooth: bool

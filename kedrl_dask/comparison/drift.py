@@ -30,18 +30,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Change:
-    """The largest shift of one thing.
-
-    Attributes
-    ----------
-    subject : str
-        A policy, or the data.
-    what : str
-        What shifted, and where.
-    shift : float
-        In standard deviations.
-    threshold : float
-    """
+    """The largest shift, in standard deviations, of something (``what``) of a policy or of the data."""
 
     subject: str
     what: str
@@ -67,18 +56,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift:
-    """All changes since the last result.
+    """The largest changes of each kind since the last result, and the findings that are new.
 
-    Attributes
-    ----------
-    since : str
-        The last result; empty if there is none.
-    changes : tuple of Change
-        The largest shift of each kind.
-    findings : tuple of str
-        What speaks against the answers now and did not before.
-    remark : str
-        Why results were not compared, or what else has changed.
+    ``since`` is empty if there is no such result. The remark says why results were not compared, or what else
+    has changed.
     """
 
     since: str = ""
@@ -103,24 +84,12 @@ class Drift:
 
 
 def compare_results(
-    since: str,
-    last: xr.Dataset,
-    now: xr.Dataset,
-    data: tuple[Record, Record] | None,
-    thresholds: Thresholds,
+    since: str, last: xr.Dataset, now: xr.Dataset, data: tuple[Record, Record] | None, thresholds: Thresholds
 ) -> Drift:
-    """Compare a result with the last one.
+    """Compare a result with the last one, of the name ``since``; both as :func:`kedrl_dask.compare` has them.
 
-    Parameters
-    ----------
-    since : str
-        Name of the last result.
-    last, now : xarray.Dataset
-        As :func:`kedrl_dask.compare` has them.
-    data : pair of dicts, or None
-        ``rows`` and ``episodes`` (their numbers), and mean and standard deviation of ``columns``, before and
-        after rows were appended; None if there are no new rows.
-    thresholds : Thresholds
+    ``data`` has the numbers of ``rows`` and ``episodes``, and mean and standard deviation of ``columns``,
+    before and after rows were appended; it is None if there are no new rows.
     """
     changes = [] if data is None else list(_data_changes(*data, thresholds.data))
     remark = _difference(last, now)

@@ -18,16 +18,8 @@ from kedrl_dask.numerics.laws.summaries import SUMMARIES
 
 #: Attributes of a dataset that go with each of its tables.
 KEPT = (
-    "caution",
-    "tail",
-    "interval",
-    "n_replicates",
-    "seed",
-    "fingerprint",
-    "versions",
-    "findings",
-    "accepted",
-)
+    "caution", "tail", "interval", "n_replicates", "seed", "fingerprint", "versions", "findings", "accepted",
+)  # fmt: skip
 
 
 def summaries(dataset: xr.Dataset) -> pd.DataFrame:

@@ -18,24 +18,19 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 from scipy.special import chndtrix, ndtri, stdtrit
 
-from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.conditioning_points import Conditioning
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective
 from kedrl_dask.engine.plan.partition import even_ranges, in_groups
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.estimator.fit.conditioning import file_conditioning
-from kedrl_dask.estimator.fit.pipeline import check_policy, design
-from kedrl_dask.estimator.fit.planning import checked_plan
+from kedrl_dask.estimator.fit.pipeline import Request, check_policy, design
 from kedrl_dask.estimator.fit.problem import Prepared
 from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, recalibrate, regress
-from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit.streaming import stream
 from kedrl_dask.estimator.fitted.model import FittedAttributes
 from kedrl_dask.numerics.criterion.separated import Chunk, ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
-from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
@@ -189,17 +184,10 @@ class Bootstrap(Generic[Model]):
 
 
 def run_bootstrap(
-    model: Model,
-    settings: Settings,
-    store: TransitionStore,
-    policy: Policy,
-    n_replicates: int,
-    random_state: int,
-    executor: Executor,
-    cache: Cache,
-    reporter: Reporter,
+    model: Model, request: Request, n_replicates: int, random_state: int, cache: Cache, reporter: Reporter
 ) -> Bootstrap[Model]:
     """Resample and solve; see :meth:`kedrl_dask.KEDRL.bootstrap`."""
+    settings, store, policy, executor = request.settings, request.store, request.policy, request.executor
     if settings.construction != "separated" or settings.operators != "features":
         raise ValueError(
             "bootstrap: block sums are kept only for construction='separated' with operators='features'; "
@@ -233,7 +221,7 @@ def run_bootstrap(
     counts = rng.multinomial(n_blocks, np.full(n_blocks, 1 / n_blocks), size=n_replicates)
     start = Prepared(
         settings, store, choices, fitted.operators, fitted.ridges, fitted.ridge_b, fitted.mass_penalty,
-        checked_plan(settings, store, executor, None, cache), executor, cache,
+        replace(request, settings=settings, store=store).plan(cache), executor, cache,
     )  # fmt: skip
     around = fitted.operators.trend
     inputs = choices.sample.inputs
@@ -275,25 +263,13 @@ class ExpectedWaves:
     With the trend m + δ of a replicate the residual's waves are exp(iWe) ⊙ exp(−iWδ(x)). What the second
     factor changes in their sums is taken at the expectation of the first: δ is of the order of N^(-1/2), and
     what that leaves out of N⁻¹.
-
-    Attributes
-    ----------
-    around : TrendWaves
-        The fit's trend m, among the waves.
-    inputs : (n, p + q) array
-    features : (n, r) array
-        ψ.
-    reward : (n, 2Q) array
-        E[exp(iWe)|x].
-    terminal : (n, 2Q) array or None
-        E[1{terminal} exp(iWe)|x].
     """
 
-    around: TrendWaves
+    around: TrendWaves  # the fit's trend m
     inputs: Inputs
-    features: Features
-    reward: Waves
-    terminal: Waves | None
+    features: Features  # ψ
+    reward: Waves  # E[exp(iWe)|x]
+    terminal: Waves | None  # E[1{terminal} exp(iWe)|x]
 
     @classmethod
     def build(cls, operators: ConditionalOperators, around: TrendWaves, inputs: Inputs) -> ExpectedWaves:

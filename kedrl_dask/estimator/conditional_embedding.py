@@ -26,15 +26,8 @@ from kedrl_dask.estimator.fit.design import tune_on
 from kedrl_dask.estimator.fit.pipeline import workspace
 from kedrl_dask.estimator.fit.regression import StoredBlocks, read_folds
 from kedrl_dask.estimator.fit.streaming import create_sums, episode_blocks, sum_blocks
+from kedrl_dask.estimator.fitted import persistence
 from kedrl_dask.estimator.fitted.inputs import by_rows, checked_returns, joined_inputs
-from kedrl_dask.estimator.fitted.persistence import (
-    from_json,
-    kernel_from_json,
-    opened_fitted,
-    parameters,
-    to_json,
-    write_fitted,
-)
 from kedrl_dask.estimator.parameters import CommonParameters
 from kedrl_dask.numerics.design.points import choose_points
 from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
@@ -291,27 +284,28 @@ class ConditionalEmbedding(BaseEstimator):
             "mass": self.mass_coefficients_,
         }
         attributes = {
-            "parameters": parameters(self),
-            "input_kernel": to_json(self.input_kernel_),
-            "return_kernel": to_json(self.return_kernel_),
+            "parameters": persistence.parameters(self),
+            "input_kernel": persistence.to_json(self.input_kernel_),
+            "return_kernel": persistence.to_json(self.return_kernel_),
             "ridge": self.ridge_,
             "diagnostics": self.diagnostics_,
         }
-        write_fitted(path, KIND, REFERENCE, arrays, attributes)
+        persistence.write_fitted(path, KIND, REFERENCE, arrays, attributes)
 
     @classmethod
     def load(cls, path: str | Path) -> ConditionalEmbedding:
         """Read an embedding written by :meth:`save`."""
-        with opened_fitted(path, KIND, REFERENCE) as (arrays, attributes):
+        with persistence.opened_fitted(path, KIND, REFERENCE) as (arrays, attributes):
             return cls._assemble(arrays, attributes)
 
     @classmethod
     def _assemble(cls, arrays: dict[str, Array], attributes: Record) -> ConditionalEmbedding:
         read = arrays.__getitem__
-        model = cls(**{name: from_json(value) for name, value in attributes["parameters"].items()})
+        given = attributes["parameters"]
+        model = cls(**{name: persistence.from_json(value) for name, value in given.items()})
         model._settings()
-        model.input_kernel_ = kernel_from_json(attributes["input_kernel"])
-        model.return_kernel_ = kernel_from_json(attributes["return_kernel"])
+        model.input_kernel_ = persistence.kernel_from_json(attributes["input_kernel"])
+        model.return_kernel_ = persistence.kernel_from_json(attributes["return_kernel"])
         model.features_ = NystromFeatures(model.input_kernel_, read("landmarks"), read("whitening"))
         model.response_features_ = NystromFeatures(
             model.return_kernel_, read("response_landmarks"), read("response_whitening")

@@ -33,11 +33,7 @@ from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
 from kedrl_dask.numerics.regression.operators import OperatorBlocks
 from kedrl_dask.numerics.solvers import Solver
-from kedrl_dask.utils.arrays import (
-    Real,
-    Vector,
-    Weights,
-)
+from kedrl_dask.utils.arrays import Real, Vector, Weights
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
 
@@ -245,8 +241,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
         -------
         self
         """
-        settings, store = self._prepared(store)
-        request = Request(settings, store, policy, checked_executor(executor), memory)
+        request = Request(*self._prepared(store), policy, checked_executor(executor), memory)
         self.fitted_ = fit_model(self._settings(), request, cache, progress, run, checkpoint_seconds)
         return self
 
@@ -322,12 +317,9 @@ class KEDRL(FittedAttributes, BaseEstimator):
         of the fitted model with its replicates, standard errors and intervals.
         """
         check_is_fitted(self)
-        settings, store = self._prepared(store)
-        with driver_blas_threads(), workspace(store, cache) as space:
-            return run_bootstrap(
-                self, settings, store, policy, n_replicates, random_state,
-                checked_executor(executor), space, Reporter(progress),
-            )  # fmt: skip
+        request = Request(*self._prepared(store), policy, checked_executor(executor), None)
+        with driver_blas_threads(), workspace(request.store, cache) as space:
+            return run_bootstrap(self, request, n_replicates, random_state, space, Reporter(progress))
 
     def weights(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Weights:
         """Signed coefficients ω(x) (eq:hat_w) at each input; (n, m)."""

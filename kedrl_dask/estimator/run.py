@@ -78,11 +78,6 @@ class Run:
         with self._lock, (self.path / "log.jsonl").open("a") as log:
             log.write(line + "\n")
 
-    def _tidy(self) -> None:
-        """Remove partial files of a process that was killed."""
-        for partial in [*self.path.rglob("*.partial")]:
-            remove(partial)
-
     def _cache(self) -> Cache:
         """The cache of the run, checked at once, or the one that was given."""
         given = self._facts["cache"]
@@ -131,7 +126,8 @@ class Run:
             finished = self.model
             if finished is not None:
                 return load(finished, lambda **_: self._settings)
-            self._tidy()
+            for partial in [*self.path.rglob("*.partial")]:  # of a process that was killed
+                remove(partial)
             with reporter.stage("input check", -(-store.n_chunks // CHECKED_CHUNKS)) as advance:
                 check_input(store, executor, advance)
             cache = self._cache()
@@ -179,11 +175,7 @@ def open_run(
 ) -> Iterator[Run]:
     """Begin a run, or resume an existing one with the same settings, data and policy.
 
-    Raises
-    ------
-    ValueError
-        If the directory holds anything else, the run has other settings, data or policy, or another
-        process is working on it.
+    Raises ValueError if the directory holds anything else, or if another process is working on the run.
     """
     path = path.resolve()
     if path.exists() and not (path / "run.json").exists() and _is_foreign(path):
@@ -305,13 +297,7 @@ def recorded_fit(path: Path, policy: Policy | None) -> tuple[Record, Record]:
 
 
 def check_input(store: TransitionStore, executor: Executor, advance: Advance, first: int = 0) -> None:
-    """Compare the data, from chunk ``first`` on, with the digests taken when they were written.
-
-    Raises
-    ------
-    StoreError
-        If a file is damaged; nothing in it is used.
-    """
+    """Raise StoreError if the data, from chunk ``first`` on, differ from their digests when written."""
     starts = range(first, store.n_chunks, CHECKED_CHUNKS)
     ranges = [(start, min(start + CHECKED_CHUNKS, store.n_chunks)) for start in starts]
     found = executor.map(_damage, ranges, store.path.resolve(), advance=advance)

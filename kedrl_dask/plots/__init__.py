@@ -12,17 +12,7 @@ from kedrl_dask.plots.laws import recovered_marginals
 from kedrl_dask.plots.tuning import tuning
 
 __all__ = [
-    "coefficient_mass",
-    "convergence",
-    "density_ratio",
-    "distribution_functions",
-    "embedding_contours",
-    "embedding_curves",
-    "embedding_surface",
-    "grid_coverage",
-    "marginals",
-    "matern_kernels",
-    "policy_differences",
-    "recovered_marginals",
-    "tuning",
-]
+    "coefficient_mass", "convergence", "density_ratio", "distribution_functions", "embedding_contours",
+    "embedding_curves", "embedding_surface", "grid_coverage", "marginals", "matern_kernels",
+    "policy_differences", "recovered_marginals", "tuning",
+]  # fmt: skip

@@ -41,13 +41,8 @@ def density_ratio(model: KEDRL, store: TransitionStore) -> Figure:
     right.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="equal ratios")
     ess = model.diagnostics_["ratio"]["effective_sample_size"]
     right.axvline(ess, color=ORANGE, linestyle="--", label=f"effective sample size {ess:.1%}")
-    right.set(
-        title="Who decides",
-        xlabel="share of transitions, largest ratios first",
-        ylabel="share of the sum of η̂",
-        xlim=(0, 1),
-        ylim=(0, 1.02),
-    )
+    right.set(title="Who decides", xlim=(0, 1), ylim=(0, 1.02))
+    right.set(xlabel="share of transitions, largest ratios first", ylabel="share of the sum of η̂")
     right.legend(frameon=False, loc="lower right")
     right.grid(alpha=0.25)
     low = " — too few to trust" if ess < SMALL_ESS else ""

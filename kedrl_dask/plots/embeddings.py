@@ -67,11 +67,8 @@ def embedding_contours(
         levels = np.asarray(filled.levels)[1:-1]
         axes.contour(mesh.x, mesh.y, mesh.true, levels=levels, colors=ORANGE, linewidths=1.0, linestyles="--")
         handles.append(Line2D([], [], color=ORANGE, linestyle="--", label="truth, same levels"))
-    axes.set(
-        xlabel=f"return {coordinates[0] + 1}",
-        ylabel=f"return {coordinates[1] + 1}",
-        title=mesh.held and f"Embedding at {mesh.held}",
-    )
+    axes.set(xlabel=f"return {coordinates[0] + 1}", ylabel=f"return {coordinates[1] + 1}")
+    axes.set(title=mesh.held and f"Embedding at {mesh.held}")
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
@@ -96,10 +93,7 @@ def embedding_surface(
         axes.plot_wireframe(
             x, y, mesh.true, rcount=N_LINES, ccount=N_LINES, color=ORANGE, linewidth=0.8, alpha=0.9
         )
-        handles = [
-            Patch(color="#7C7B78", label="fitted"),
-            Line2D([], [], color=ORANGE, label="truth"),
-        ]
+        handles = [Patch(color="#7C7B78", label="fitted"), Line2D([], [], color=ORANGE, label="truth")]
         figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False)
     axes.set(xlabel=f"return {coordinates[0] + 1}", ylabel=f"return {coordinates[1] + 1}")
     axes.set_zlabel("embedding")

@@ -30,23 +30,20 @@ def convergence(model: KEDRL) -> Figure:
     # AdamW's start has no gradient yet.
     shown, known = gap > ROUNDING * np.abs(value[0]), np.isfinite(certificate) & (certificate > 0)
     left.semilogy(iteration[shown], gap[shown], color=BLUE)
-    left.set_title("Criterion, down to rounding")
-    left.set(xlabel="iteration", ylabel="criterion − smallest value found")
+    left.set(title="Criterion, down to rounding", xlabel="iteration")
+    left.set(ylabel="criterion − smallest value found")
     right.semilogy(iteration[known], certificate[known], color=BLUE)
-    is_batch = isinstance(solver, AdamW)
-    right.set(
-        title="Gradient of the mini-batch" if is_batch else "Certificate",
-        xlabel="iteration",
-        ylabel="norm" if is_batch else "relative preconditioned gradient",
-    )
+    title, label = "Certificate", "relative preconditioned gradient"
+    if isinstance(solver, AdamW):
+        title, label = "Gradient of the mini-batch", "norm"
+    right.set(title=title, xlabel="iteration", ylabel=label)
     if isinstance(solver, PCG):
         right.axhline(solver.tolerance, color=ORANGE, linestyle="--", label="tolerance")
         right.legend(frameon=False)
     for axes in (left, right):
         axes.grid(alpha=0.25)
-    figure.suptitle(
-        f"Solver {type(solver).__name__}: {model.solution_.result.name.lower().replace('_', ' ')}"
-    )
+    ended = model.solution_.result.name.lower().replace("_", " ")
+    figure.suptitle(f"Solver {type(solver).__name__}: {ended}")
     return figure
 
 
@@ -74,9 +71,8 @@ def embedding_curves(estimate: npt.ArrayLike, truth: npt.ArrayLike, columns: int
     for point, axes in enumerate(panels[:n_points]):
         # Sorted by the truth: in the order of one return coordinate the others make both lines jump.
         order = np.argsort(truth[point], kind="stable")
-        axes.plot(
-            position, estimate[point, order], ".", color=ORANGE, markersize=3, zorder=3, label="estimate"
-        )
+        dots = {"color": ORANGE, "markersize": 3, "zorder": 3}
+        axes.plot(position, estimate[point, order], ".", label="estimate", **dots)
         axes.plot(position, truth[point, order], color=BLUE, linewidth=1.4, label="truth")
         rmse = np.sqrt(np.mean((estimate[point] - truth[point]) ** 2))
         axes.set_title(f"point {point + 1}: RMSE {rmse:.4f}", fontsize=9)
@@ -85,13 +81,8 @@ def embedding_curves(estimate: npt.ArrayLike, truth: npt.ArrayLike, columns: int
         axes.set_axis_off()
     figure.supxlabel("evaluation point, by increasing true value", fontsize=10)
     figure.supylabel("embedding", fontsize=10)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside upper center",
-        ncols=2,
-        frameon=False,
-        markerscale=2,
-    )
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, markerscale=2)
     return figure
 
 
@@ -106,9 +97,8 @@ def grid_coverage(model: KEDRL, returns: npt.ArrayLike) -> Figure:
     figure = Figure(figsize=(3.6 * columns + 0.4, 3.4 * rows + 0.6), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (first, second) in zip(panels, pairs, strict=False):
-        axes.hexbin(
-            returns[:, first], returns[:, second], gridsize=30, cmap="Greys", norm=LogNorm(), linewidths=0.1,
-        )  # fmt: skip
+        x, y = returns[:, first], returns[:, second]
+        axes.hexbin(x, y, gridsize=30, cmap="Greys", norm=LogNorm(), linewidths=0.1)
         axes.plot(*model.grid_[:, [first, second]].T, "o", color=ORANGE, markersize=3.5)
         axes.set(xlabel=f"return {first + 1}", ylabel=f"return {second + 1}")
     if not pairs:

@@ -54,7 +54,7 @@ def _tuning_panels(model: KEDRL, tried: Record) -> list[Callable[[Axes], None]]:
     if "ridge_reward" in tried:
         name = "λ of the reward's residual"
         draw.append(partial(_ridge, name=name, chosen=model.ridge_reward_, **tried["ridge_reward"]))
-    draw += [partial(_growth, name=name, **tried[name]) for name in GROWN if name in tried]
+    draw += [partial(_growth, name=name, tried=tried[name]) for name in GROWN if name in tried]
     return draw
 
 
@@ -73,9 +73,8 @@ def _length_scales(axes: Axes, tried: Record) -> None:
     axes.legend(loc="upper right")
     axes.set_xscale("log")
     axes.set_yticks(range(len(length_scales)), [f"{length:g}" for length in length_scales])
-    axes.set(
-        title="Input kernel, common length", xlabel="ridge", ylabel="length scale, in standard deviations"
-    )
+    axes.set(title="Input kernel, common length", xlabel="ridge")
+    axes.set(ylabel="length scale, in standard deviations")
 
 
 def _trials(axes: Axes, trials: list[Record]) -> None:
@@ -93,11 +92,8 @@ def _trials(axes: Axes, trials: list[Record]) -> None:
     axes.set_yticks(position, names, fontsize=9 if len(trials) <= 20 else 6)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.locator_params(axis="x", nbins=4)
-    axes.set(
-        title="Lengths of single coordinates",
-        xlabel="fall of the cross-validated error",
-        ylabel="coordinate and length tried, in order",
-    )
+    axes.set(title="Lengths of single coordinates", xlabel="fall of the cross-validated error")
+    axes.set(ylabel="coordinate and length tried, in order")
     handles = [Line2D([], [], color=colour, linewidth=6) for colour in (ORANGE, GREY)]
     handles.append(Line2D([], [], color=BLUE, linestyle="--"))
     axes.legend(handles, ["accepted", "rejected", "worth while"], loc="lower right", fontsize=8)
@@ -111,18 +107,10 @@ def _ridge(axes: Axes, *, name: str, chosen: float, ridges: list[float], errors:
     axes.grid(alpha=0.25)
 
 
-def _growth(
-    axes: Axes,
-    *,
-    name: str,
-    size: int,
-    sizes: list[int],
-    estimates: list[float],
-    tolerance: float,
-    reason: str,
-) -> None:
+def _growth(axes: Axes, name: str, tried: Record) -> None:
     """The error of an approximation by its size."""
-    axes.loglog(sizes, np.maximum(estimates, 1e-12), "o-", color=BLUE, markersize=4)
+    size, sizes, tolerance, reason = (tried[key] for key in ("size", "sizes", "tolerance", "reason"))
+    axes.loglog(sizes, np.maximum(tried["estimates"], 1e-12), "o-", color=BLUE, markersize=4)
     axes.axhline(tolerance, color=GREY, linestyle=":", label=f"tolerance {tolerance:.1e}")
     axes.axvline(size, color=ORANGE, linestyle="--", label=f"chosen: {size:,} ({reason})")
     axes.set_xticks(sizes[::2], [f"{tick:,}" for tick in sizes[::2]])

@@ -27,44 +27,19 @@ SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a report tells.
-
-    Attributes
-    ----------
-    title : str
-    source : str
-        What it was made from.
-    dataset : xarray.Dataset or None
-        The answers, as :func:`kedrl_dask.estimator.fitted.results.law_dataset` has them; None if they were
-        refused.
-    findings : tuple of Finding
-        What speaks against them.
-    accepted : tuple of str
-        Codes for which they were not to be refused.
-    policies : dict
-        Each policy's name and its parameters in words.
-    diagnostics : dict
-        Of each policy's fit.
-    settings, versions : dict
-    seconds : dict
-        Wall time of the stages beside the fits.
-    where : str
-        At which inputs.
-    drift : Drift or None
-        What changed since the last result of a scheduled evaluation.
-    """
+    """What a report tells; there is no dataset if the answers were refused."""
 
     title: str
     source: str
-    dataset: xr.Dataset | None
+    dataset: xr.Dataset | None  # as fitted.results.law_dataset has it
     findings: tuple[Finding, ...]
     accepted: tuple[str, ...]
-    policies: dict[str, str]
-    diagnostics: dict[str, Record]
+    policies: dict[str, str]  # parameters in words
+    diagnostics: dict[str, Record]  # by policy
     settings: Record
     versions: dict[str, str]
-    seconds: dict[str, float]
-    where: str
+    seconds: dict[str, float]  # of the stages beside the fits
+    where: str  # at which inputs
     drift: Drift | None = None
 
     @property
@@ -83,12 +58,8 @@ class Content:
 def read(path: str | Path, accept: Sequence[str] = ()) -> Content:
     """Content from a results store, a saved model, or a directory with a saved model in ``model``.
 
-    Parameters
-    ----------
-    path : path
-    accept : sequence of str
-        Codes of findings for which the answers of a model are not to be refused. Results were judged when
-        they were computed.
+    Answers of a model are not refused for findings with the codes ``accept``; results were judged when they
+    were computed.
     """
     path = Path(path)
     if not path.exists():
@@ -151,17 +122,10 @@ def _where(dataset: xr.Dataset) -> str:
 def from_model(
     model: KEDRL, source: str, inputs: npt.ArrayLike | None = None, accept: Sequence[str] = ()
 ) -> Content:
-    """Content from a fitted model, whose laws are recovered at some inputs.
+    """Content from a fitted model, whose laws are recovered at inputs (n, p + q).
 
-    Parameters
-    ----------
-    model : KEDRL
-    source : str
-        What to call it.
-    inputs : (n, p + q) array, optional
-        States and actions. Unless given, points of the basis along its first principal component.
-    accept : sequence of str
-        Codes of findings for which answers are not to be refused.
+    Unless given, these are points of the basis along its first principal component. ``accept`` has the codes
+    of findings for which answers are not to be refused.
     """
     chosen = typical_inputs(model) if inputs is None else np.asarray(inputs, dtype=np.float64)
     state, action = np.hsplit(chosen, [model.diagnostics_["sizes"]["state_dim"]])

@@ -22,6 +22,11 @@ Row = tuple[str, str | Text]
 
 STYLES: dict[Severity, str] = {"refuse": "red", "warn": "yellow", "note": "italic", "good": ""}
 
+#: Parameters that a summary shows.
+SETTINGS = (
+    "discount", "construction", "continuation", "reward_trend", "conditioning", "solver", "negative_penalty",
+    "random_state",
+)  # fmt: skip
 #: What readers must not take the numbers for.
 CAUTION = (
     "The coefficients are signed: they are not probabilities. The Bellman risk says how well the fitted map "
@@ -40,16 +45,10 @@ def summary(model: KEDRL) -> Record:
 
 def _facts(model: KEDRL) -> Record:
     check_is_fitted(model)
-    settings = {
-        "discount": model.discount,
-        "construction": model.construction,
-        "continuation": model.continuation,
-        "reward_trend": model.reward_trend,
-        "conditioning": model.conditioning if isinstance(model.conditioning, str) else "given",
-        "solver": type(by_name(model.solver)).__name__.lower(),
-        "negative_penalty": model.negative_penalty,
-        "random_state": model.random_state,
-    }
+    settings = {name: getattr(model, name) for name in SETTINGS}
+    settings["solver"] = type(by_name(model.solver)).__name__.lower()
+    if not isinstance(model.conditioning, str):
+        settings["conditioning"] = "given"
     found = [finding.to_dict() for finding in objections(fit_evidence(model.fitted_))]
     converged = model.solution_.result.ok
     return {"settings": settings, "converged": converged, "findings": found, **model.diagnostics_}
@@ -67,18 +66,10 @@ def render(
     console: Console | None = None,
     paper_rmse: float | None = None,
 ) -> None:
-    """Print the diagnostics of a fitted model as tables.
+    """Print the diagnostics of a fitted model as tables, on standard output unless a console is given.
 
-    Parameters
-    ----------
-    model : KEDRL
-        A fitted model.
-    errors : dict of (n,) arrays, optional
-        ``bias``, ``rmse`` and ``mae`` at each point, where the truth is known.
-    console : Console, optional
-        Where to print: standard output, unless given.
-    paper_rmse : float, optional
-        The paper's mean RMSE, shown beside ours.
+    Where the truth is known, ``errors`` has ``bias``, ``rmse`` and ``mae`` at each point, and the paper's
+    mean RMSE is shown beside ours.
     """
     console = console or Console()
     facts = _facts(model)

@@ -19,18 +19,7 @@ LIGHTS: dict[Severity, Light] = {"refuse": "red", "warn": "amber", "note": "grey
 
 @dataclass(frozen=True)
 class Check:
-    """One diagnostic of one policy.
-
-    Attributes
-    ----------
-    policy, code, title : str
-        The policy, the code of the finding, and what it is about.
-    light : {"green", "amber", "red", "grey"}
-    sentence, remedy : str
-        What was found, and what to do about it.
-    is_accepted : bool
-        Whether answers would have been refused, had the code not been accepted.
-    """
+    """One diagnostic of one policy, and whether answers were given only because its code was accepted."""
 
     policy: str
     code: str

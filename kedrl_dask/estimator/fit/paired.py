@@ -9,32 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
+from kedrl_dask.engine.passes import paired_target
 from kedrl_dask.engine.passes.chunk_sums import ChunkSums
 from kedrl_dask.engine.passes.continuation import Continuation
 from kedrl_dask.engine.passes.paired_objective import ContractedTarget, PairedObjective, SweptTarget, Target
 from kedrl_dask.engine.passes.paired_target import (
-    CONTRACTION_KIND,
-    OPERATOR_KIND,
     Compressed,
     Contraction,
-    Operator,
     PairedPoints,
     PairedRows,
-    SolveTask,
-    compress_points,
     contract_link,
-    merge_points,
-    solve_waves,
 )
-from kedrl_dask.engine.plan.partition import (
-    FREQUENCY_CHUNK,
-    FREQUENCY_SHARD,
-    LINK_GROUPS,
-    even_ranges,
-    in_groups,
-    row_ranges,
-    sweep_groups,
-)
+from kedrl_dask.engine.plan import partition
+from kedrl_dask.engine.plan.partition import LINK_GROUPS, even_ranges, in_groups, row_ranges, sweep_groups
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.cache import Facts
 from kedrl_dask.engine.storage.directories import part_name
@@ -84,17 +71,16 @@ class Pairing:
     def _compress(self, source: PairedPoints, ranges: list[tuple[int, int]], advance: Advance) -> Compressed:
         groups = in_groups(ranges, -(-len(ranges) // MERGED_CHUNKS))
         shared = self.start.executor.share(source)
-        parts = self.start.executor.reduce(
-            compress_points, groups, merge_points, _total, shared, advance=advance
-        )
-        return reduce(merge_points, parts)
+        compress, merge = paired_target.compress_points, paired_target.merge_points
+        parts = self.start.executor.reduce(compress, groups, merge, _total, shared, advance=advance)
+        return reduce(merge, parts)
 
     def _target(self, path: Path | None, compressed: Compressed, space: ReturnSpace) -> Target:
         start, executor, dtype = self.start, self.start.executor, self.start.settings.dtype
         terminal, residency = start.operators.terminal, start.plan.residency
         if path is not None:
-            operator = Operator(path, terminal, space)
-            blocks = even_ranges(len(start.choices.frequencies), FREQUENCY_SHARD)
+            operator = paired_target.Operator(path, terminal, space)
+            blocks = even_ranges(len(start.choices.frequencies), partition.FREQUENCY_SHARD)
             held = ChunkSums(executor, operator, in_groups(blocks, executor.n_threads), residency)
             return ContractedTarget(executor, operator, held, compressed.points, dtype)
         pieces = row_ranges(start.store.n_rows, sweep_groups(start.store.n_rows))
@@ -104,18 +90,15 @@ class Pairing:
         return SweptTarget(executor, swept, compressed.points, features, gram, space, terminal, dtype)
 
     def _rows(self) -> PairedRows:
-        features, basis = (
-            part.astype(self.start.settings.dtype)
-            for part in (self.start.choices.features, self.start.choices.basis)
-        )
-        source = self.start.store.source
-        return PairedRows(source, features, basis, self.start.choices.frequencies, self.continuation)
+        choices, dtype, source = self.start.choices, self.start.settings.dtype, self.start.store.source
+        features, basis = choices.features.astype(dtype), choices.basis.astype(dtype)
+        return PairedRows(source, features, basis, choices.frequencies, self.continuation)
 
     def _contract(self, reporter: Reporter) -> Path:
         """Path of the operator P; it and its sums are reused if they depend on the same facts."""
         pieces = row_ranges(self.start.store.n_rows, LINK_GROUPS)
         frequencies = self.start.choices.frequencies
-        blocks = even_ranges(len(frequencies), FREQUENCY_CHUNK)
+        blocks = even_ranges(len(frequencies), partition.FREQUENCY_CHUNK)
         sums_facts = {**self.facts, "frequencies": frequencies, "basis": self.start.choices.basis.whitening}
         facts = {**sums_facts, "ridge": self.start.ridges.gamma}
 
@@ -123,7 +106,7 @@ class Pairing:
             sizes = {"frequency": len(frequencies), "rank": self.start.choices.features.rank}
             dtype = np.result_type(self.start.settings.dtype, np.complex64).name
             specs = [replace(spec, dtype=dtype) for spec in PAIRED_OPERATOR]
-            self._create(path, OPERATOR_KIND, specs, sizes, {"frequency": blocks[0][1]})
+            self._create(path, paired_target.OPERATOR_KIND, specs, sizes, {"frequency": blocks[0][1]})
 
         with reporter.stage("contraction", len(pieces)) as advance:
 
@@ -143,12 +126,12 @@ class Pairing:
 
     def _sum(self, facts: Facts, pieces: list[tuple[int, int]], advance: Advance) -> Path:
         """Path of the sums; existing links are not repeated."""
-        n_waves, chunk = 2 * len(self.start.choices.frequencies), 2 * FREQUENCY_CHUNK
+        n_waves, chunk = 2 * len(self.start.choices.frequencies), 2 * partition.FREQUENCY_CHUNK
         specs = PAIRED_SUMS if len(pieces) > 1 else PAIRED_SUMS[:1]
 
         def create(path: Path) -> None:
             sizes = {"wave": n_waves, "rank": self.start.choices.features.rank}
-            self._create(path, CONTRACTION_KIND, specs, sizes, {"wave": chunk})
+            self._create(path, paired_target.CONTRACTION_KIND, specs, sizes, {"wave": chunk})
 
         path = self.start.cache.open("paired-sums", facts, create)
         chunks = [(start, min(start + chunk, n_waves)) for start in range(0, n_waves, chunk)]
@@ -165,7 +148,7 @@ class Pairing:
         """Number of links in the sums of each chunk of waves, in the array that has more of them."""
         places = [(i, name) for i in range(n_chunks) for name in names]
         lacking = set(self.start.cache.lacking(path, [part_name(*place) for place in places]))
-        sums, done = ArrayStore.open(path, CONTRACTION_KIND), [0] * n_chunks
+        sums, done = ArrayStore.open(path, paired_target.CONTRACTION_KIND), [0] * n_chunks
         for i, name in places:
             if part_name(i, name) not in lacking:
                 done[i] = max(done[i], sums.entry(i, name)["link"] + 1)
@@ -182,7 +165,7 @@ class Pairing:
         return [shard for run in runs for shard in in_groups(run, -(-len(run) * n_shards // len(chunks)))]
 
     def _solve(self, path: Path, sums: Path, n_links: int, blocks: list[tuple[int, tuple[int, int]]]) -> None:
-        task = SolveTask(
+        task = paired_target.SolveTask(
             sums,
             "first" if n_links % 2 else "second",
             path,
@@ -191,7 +174,7 @@ class Pairing:
             self.sums.n_transitions,
             self.start.ridges.gamma,
         )
-        self.start.executor.map(solve_waves, blocks, self.start.executor.share(task))
+        self.start.executor.map(paired_target.solve_waves, blocks, self.start.executor.share(task))
 
 
 def _total(total: Compressed, group: object, source: PairedPoints) -> Compressed:

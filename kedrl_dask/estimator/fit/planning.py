@@ -32,12 +32,11 @@ def plan_fit(
     calibrate: bool = True,
 ) -> Plan:
     """Plan a fit; see :meth:`kedrl_dask.KEDRL.plan`."""
-    dtype = settings.dtype
     if n_workers is not None:
         check_count("plan: workers", n_workers)
     if calibrate:
         kernel = settings.input_kernel if isinstance(settings.input_kernel, Matern) else Matern()
-        machine = measure(executor, store, kernel, dtype)
+        machine = measure(executor, store, kernel, settings.dtype)
     else:
         in_process = isinstance(executor, ThreadExecutor)
         machine = replace(NOMINAL, baseline=own_memory()) if in_process else NOMINAL
@@ -59,10 +58,7 @@ def checked_plan(
     The contents of a cache count as free space: they need not be written again.
     """
     plan = plan_fit(settings, store, executor, memory, calibrate=False)
-    if cache is None:
-        plan.check(None)
-    else:
-        plan.check(disk_usage(cache.directory).free + cache.size)
+    plan.check(None if cache is None else disk_usage(cache.directory).free + cache.size)
     return plan
 
 

@@ -58,15 +58,8 @@ class Rehearsal:
 
 
 def rehearse(policy: Policy, store: TransitionStore) -> Rehearsal:
-    """Try a policy at states from all over a store.
-
-    Raises
-    ------
-    PolicyError
-        If it fails there, or returns anything but finite actions of the right shape.
-    """
-    edges = np.linspace(0, max(store.n_rows - PLACE_ROWS, 0), PLACES).astype(int)
-    starts = np.unique(edges)
+    """Try a policy at states from all over a store; raises PolicyError unless it gives finite actions."""
+    starts = np.unique(np.linspace(0, max(store.n_rows - PLACE_ROWS, 0), PLACES).astype(int))
     pieces = [store.transitions(start, min(start + PLACE_ROWS, store.n_rows)) for start in starts.tolist()]
     joined = Transitions(
         **{name: np.concatenate([vars(piece)[name] for piece in pieces]) for name in vars(pieces[0])}

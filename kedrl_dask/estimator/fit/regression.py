@@ -226,15 +226,8 @@ def regress(choices: Choices, sums: RegressionSums, ridges: Ridges) -> Condition
         solved = _solve(gram, parts, n, ridges.gamma)
         solved |= _solve(gram, {"reward": sums.centred_reward}, n, ridges.reward)
         trend = TrendWaves(choices.trend, choices.frequencies, sums.reward_mean)
-    return ConditionalOperators(
-        choices.features,
-        choices.basis.landmarks,
-        solved["continuation"],
-        solved["reward"],
-        solved.get("terminal"),
-        solved["mass"][:, 0],
-        trend,
-    )
+    found = solved["continuation"], solved["reward"], solved.get("terminal"), solved["mass"][:, 0]
+    return ConditionalOperators(choices.features, choices.basis.landmarks, *found, trend)
 
 
 def exact_operators(

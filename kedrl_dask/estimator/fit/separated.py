@@ -8,14 +8,9 @@ from pathlib import Path
 from kedrl_dask.engine.passes.conditioning_points import CONDITIONING_KIND, Conditioning, evaluate_points
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective
 from kedrl_dask.engine.plan.partition import in_groups
+from kedrl_dask.engine.storage import schema
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.cache import Facts
-from kedrl_dask.engine.storage.schema import (
-    CONDITIONING,
-    CONDITIONING_BLOCKS,
-    CONDITIONING_CONTINUATION,
-    CONDITIONING_FEATURES,
-)
 from kedrl_dask.estimator.fit.conditioning import find_conditioning
 from kedrl_dask.estimator.fit.problem import Prepared
 from kedrl_dask.numerics.criterion.separated import return_space
@@ -50,7 +45,8 @@ def _condition(
     settings, store, choices, cache = start.settings, start.store, start.choices, start.cache
     executor, n_points = start.executor, ranges[-1][1]
     inputs, weights = find_conditioning(settings, store, operators.kernel, cache)
-    target = CONDITIONING_BLOCKS if settings.operators == "exact" else CONDITIONING_FEATURES
+    is_exact = settings.operators == "exact"
+    target = schema.CONDITIONING_BLOCKS if is_exact else schema.CONDITIONING_FEATURES
     target = tuple(spec for spec in target if store.n_terminal > 0 or "terminal" not in spec.name)
     stored = {"basis", "continuation", *(spec.name for spec in target)}
     dtype, m = settings.dtype, len(choices.grid)
@@ -59,7 +55,8 @@ def _condition(
     whitened = replace(operators, continuation=operators.continuation @ choices.basis.whitening)
 
     def create(kind: str, path: Path) -> None:
-        specs = CONDITIONING + target if kind == "conditioning" else CONDITIONING_CONTINUATION
+        is_shared = kind == "conditioning"
+        specs = schema.CONDITIONING + target if is_shared else schema.CONDITIONING_CONTINUATION
         specs = tuple(replace(s, dtype=dtype.name) if s.name in stored else s for s in specs)
         chunks = {"point": ranges[0][1]}
         ArrayStore.create(path, CONDITIONING_KIND, specs, sizes, chunks, compressed=False).finish()

@@ -13,28 +13,14 @@ import numpy as np
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
+from kedrl_dask.engine.passes import streaming_pass
 from kedrl_dask.engine.passes.continuation import Continuation, TargetActions
-from kedrl_dask.engine.passes.streaming_pass import (
-    SUMS_KIND,
-    Destination,
-    StreamingPass,
-    accumulate,
-    combine_sums,
-    ratio_moments,
-    write_block,
-)
+from kedrl_dask.engine.passes.streaming_pass import SUMS_KIND, Destination, StreamingPass, write_block
 from kedrl_dask.engine.plan.partition import RowBlock, pieces
+from kedrl_dask.engine.storage import schema
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.cache import Cache, Facts
-from kedrl_dask.engine.storage.schema import (
-    BLOCK_SCALARS,
-    CONTINUATION_SUMS,
-    INPUT_SUMS,
-    RATIO_SUMS,
-    REWARD_SUMS,
-    TREND_SUMS,
-    ArraySpec,
-)
+from kedrl_dask.engine.storage.schema import RATIO_SUMS, TREND_SUMS, ArraySpec
 from kedrl_dask.estimator.fit.design import TUNING_SAMPLE, Choices
 from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, read_folds, recalibrate
 from kedrl_dask.estimator.fit.settings import Settings
@@ -156,7 +142,7 @@ def _fit_ratio(
     def compute(paths: dict[str, Path], numbers: list[int]) -> None:
         shared = (store.source, kernel, executor.share(centers), target, settings.dtype)
         chosen = [blocks[i] for i in numbers]
-        executor.map(ratio_moments, chosen, paths["ratio-sums"], *shared, advance=advance)
+        executor.map(streaming_pass.ratio_moments, chosen, paths["ratio-sums"], *shared, advance=advance)
 
     paths = cache.complete(
         {"ratio-sums": facts}, len(blocks), lambda _, path: create_sums(path, RATIO_SUMS, sizes), compute
@@ -179,10 +165,12 @@ def _sum_blocks(
 ) -> list[StoredBlocks]:
     """Run the streaming pass for the sums that the cache lacks; return where all of them are."""
     features, basis = choices.features, choices.basis.landmarks
-    of_rewards = REWARD_SUMS if choices.trend is None else REWARD_SUMS + TREND_SUMS
-    parts = {"inputs": INPUT_SUMS, "rewards": of_rewards, "continuation": CONTINUATION_SUMS}
+    parts = {"inputs": schema.INPUT_SUMS, "rewards": schema.REWARD_SUMS}
+    if choices.trend is not None:
+        parts["rewards"] += TREND_SUMS
+    parts["continuation"] = schema.CONTINUATION_SUMS
     sizes = {"rank": features.rank, "rank_again": features.rank, "wave": 2 * len(choices.frequencies)}
-    sizes |= {"basis": len(basis), "scalar_name": len(BLOCK_SCALARS)}
+    sizes |= {"basis": len(basis), "scalar_name": len(schema.BLOCK_SCALARS)}
     sizes |= dict.fromkeys(("trend_term", "trend_term_again"), 1 + basis.shape[1])
     sizes["reward_dim"] = store.reward_dim
     places: dict[str, list[tuple[Path, int]]] = {kind: [] for kind in parts}
@@ -255,7 +243,8 @@ def create_sums(path: Path, specs: Sequence[ArraySpec], sizes: dict[str, int]) -
 def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, advance: Advance) -> None:
     """Run the streaming pass over some blocks, into the stores of the task."""
     groups = [pieces(block) for block in blocks]
-    executor.reduce(accumulate, groups, combine_sums, write_block, executor.share(task), advance=advance)
+    steps = streaming_pass.accumulate, groups, streaming_pass.combine_sums, write_block
+    executor.reduce(*steps, executor.share(task), advance=advance)
 
 
 def _facts(

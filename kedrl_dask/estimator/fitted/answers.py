@@ -19,7 +19,6 @@ from kedrl_dask.estimator.fitted.findings import (
     fit_evidence,
     law_evidence,
     objections,
-    recovery_evidence,
 )
 from kedrl_dask.estimator.fitted.inputs import as_stored, checked_columns
 from kedrl_dask.estimator.fitted.model import FittedModel
@@ -35,14 +34,9 @@ N_DRAWS = 64
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FittedLaw(Recovered):
-    """Laws recovered from a fit; summaries are those of :class:`kedrl_dask.numerics.laws.mixture.Mixture`.
+    """Laws recovered from a fit, with findings against it at these inputs and the codes that were accepted.
 
-    Attributes
-    ----------
-    fit_findings : tuple of Finding
-        Findings against the fit at these inputs.
-    accepted : tuple of str
-        Codes of the findings that were accepted.
+    Summaries are those of :class:`kedrl_dask.numerics.laws.mixture.Mixture`.
     """
 
     fit_findings: tuple[Finding, ...]
@@ -61,16 +55,9 @@ class FittedLaw(Recovered):
 
 @dataclass(frozen=True, eq=False)
 class FittedEmbedding(Embedding):
-    """Fitted embeddings at n inputs, with findings against them; made by :meth:`KEDRL.embedding`.
+    """Fitted embeddings at n inputs; made by :meth:`KEDRL.embedding`.
 
-    Attributes
-    ----------
-    findings : tuple of Finding
-        Findings that were accepted or that only warn.
-    accepted : tuple of str
-        Codes of the findings that were accepted.
-    model : FittedModel
-        The fit.
+    Their ``findings`` were accepted or only warn, and ``accepted`` has the codes of the former.
     """
 
     findings: tuple[Finding, ...]
@@ -80,7 +67,7 @@ class FittedEmbedding(Embedding):
     def recover(self, **settings: Any) -> FittedLaw:
         """Laws near the embeddings; refused where the recovery did not converge, unless accepted."""
         law = super().recover(**settings)
-        enforce(objections(recovery_evidence(law)), self.accepted)
+        enforce(objections({"converged": law.converged, "gap": law.gap}), self.accepted)
         values = {part.name: getattr(law, part.name) for part in fields(law)}
         return FittedLaw(**values, fit_findings=self.findings, accepted=self.accepted)
 
@@ -89,14 +76,8 @@ class FittedEmbedding(Embedding):
     ) -> xr.Dataset:
         """The recovered laws with summaries, findings and overrides; ``results.write_zarr`` writes it.
 
-        Parameters
-        ----------
-        label : str
-            The policy's name in the dimension ``policy``.
-        levels, tail
-            As in :func:`kedrl_dask.estimator.fitted.results.law_dataset`.
-        **settings
-            Of the recovery.
+        ``label`` names the policy in the dimension ``policy``, ``levels`` are those of the quantiles, and
+        ``tail`` is the share of the tail mean; the other settings are those of the recovery.
         """
         law = self.recover(**settings)
         attributes = results.provenance({label: self.model}) | results.verdict(law.findings, self.accepted)
@@ -107,7 +88,10 @@ def fitted_embedding(
     model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
 ) -> FittedEmbedding:
     """See :meth:`kedrl_dask.KEDRL.embedding`."""
-    coefficients = coefficients_at(model, state, action)
+    if isinstance(action, Policy):
+        coefficients: Weights = sections_at(model, state, action) @ model.coefficients
+    else:
+        coefficients = model.weights(model.inputs(state, action))
     # A bootstrap judges the fit, not each replicate: one bad replicate must not lose the others.
     accepted = tuple(CODES) if model.is_replicate else accept
     evidence = {**fit_evidence(model), "mass": coefficients.sum(axis=1)}
@@ -122,13 +106,6 @@ def shift_at(model: FittedModel, state: npt.ArrayLike) -> Points | None:
         return None
     stored = as_stored(model.encoding, "state", state)
     return model.shift(checked_columns("state", stored, model.diagnostics["sizes"]["state_dim"]))
-
-
-def coefficients_at(model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Weights:
-    """Signed coefficients at inputs, or at states, averaged over a policy's actions there; (n, m)."""
-    if not isinstance(action, Policy):
-        return model.weights(model.inputs(state, action))
-    return sections_at(model, state, action) @ model.coefficients
 
 
 def sections_at(model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy) -> Matrix:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from importlib.metadata import version
 
@@ -23,6 +23,8 @@ from kedrl_dask.utils.arrays import Inputs, Real, Record
 
 #: Inputs (s', a' ~ π) at which the fitted map is evaluated; none is a conditioning point.
 N_HELD_OUT = 1_000
+#: What is known of each column of the data.
+STATISTICS: dict[str, Callable[..., Real]] = {"mean": np.mean, "sd": np.std, "min": np.min, "max": np.max}
 #: Libraries that results depend on.
 LIBRARIES = ("numpy", "scipy", "scikit-learn", "numba", "dask", "distributed", "zarr", "xarray")
 
@@ -30,7 +32,7 @@ LIBRARIES = ("numpy", "scipy", "scikit-learn", "numba", "dask", "distributed", "
 def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Policy) -> Record:
     """Diagnose a fit; the numbers, strings and lists can be written as JSON."""
     choices, solution = fit.choices, fit.solution
-    seed = model.settings.random_state
+    of_grid = choices.grid, choices.sample.reward, model.settings.discount, choices.return_kernel
     inputs = _held_out_inputs(model, fit, policy)
     return {
         "sizes": {
@@ -65,20 +67,12 @@ def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Polic
         "ridge_b": fit.ridge_b,
         "mass_penalty": fit.mass_penalty,
         "tuning": fit.choices.tuning | fit.tried_ridges,
-        "grid": asdict(
-            grids.coverage(
-                choices.grid,
-                choices.sample.reward,
-                model.settings.discount,
-                choices.return_kernel,
-                random_state=seed,
-            )
-        ),
+        "grid": asdict(grids.coverage(*of_grid, random_state=model.settings.random_state)),
         "nystrom_residual": choices.features.residual(choices.sample.inputs[:N_HELD_OUT]),
         "feature_error": kernel_error(choices.return_kernel, choices.grid, choices.frequencies),
         "gamma_mass": _spread(fit.gamma_mass),
         "ratio": _ratio(fit),
-        "held_out": (held_out := _held_out(model, fit, inputs)),
+        "held_out": (held_out := _held_out(model, inputs)),
         "separation": _separation(model, fit, inputs, held_out["bellman_risk"]),
         "solver": {
             "result": solution.result.name.lower(),
@@ -112,12 +106,7 @@ def _columns(sample: Transitions, state_dim: int) -> dict[str, dict[str, list[fl
     """Mean, standard deviation and range of each column of the logged data, on the sample of the design."""
     state, action = np.hsplit(sample.inputs, [state_dim])
     return {
-        name: {
-            "mean": values.mean(axis=0).tolist(),
-            "sd": values.std(axis=0).tolist(),
-            "min": values.min(axis=0).tolist(),
-            "max": values.max(axis=0).tolist(),
-        }
+        name: {key: statistic(values, axis=0).tolist() for key, statistic in STATISTICS.items()}
         for name, values in (("state", state), ("action", action), ("reward", sample.reward))
     }
 
@@ -160,7 +149,7 @@ def _held_out_inputs(model: FittedModel, fit: Fit, policy: Policy) -> Inputs:
     return np.hstack([state, policy.sample(state, rng)])
 
 
-def _held_out(model: FittedModel, fit: Fit, inputs: Inputs) -> Record:
+def _held_out(model: FittedModel, inputs: Inputs) -> Record:
     """Bellman risk, coefficient mass and negative mass."""
     risk, weights = model.bellman_risk(inputs), model.weights(inputs)
     return {

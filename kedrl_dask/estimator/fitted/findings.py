@@ -75,21 +75,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found.
+    """What a rule, a key of :data:`CODES`, found; the subject is the policy, where there are several.
 
-    Attributes
-    ----------
-    code : str
-        A key of :data:`CODES`.
-    severity : {"refuse", "warn", "note", "good"}
-        Answers are refused unless the code is accepted; carry a warning; carry a note on what could not be
-        judged; or nothing is wrong.
-    sentence : str
-        What was found, with the figure and its limit.
-    remedy : str
-        What to do about it.
-    subject : str
-        The policy, where there are several.
+    Answers are refused unless the code is accepted ("refuse"), carry a warning, or carry a note on what could
+    not be judged; or nothing is wrong ("good").
     """
 
     code: str
@@ -137,13 +126,7 @@ class Refused(ValueError):
 
 
 def enforce(findings: Iterable[Finding], accept: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """Return the findings, unless one of severity "refuse" is not accepted.
-
-    Raises
-    ------
-    Refused
-        With all findings that would have to be accepted.
-    """
+    """Return the findings; raises Refused, with all that refuse an answer, unless those are accepted."""
     is_sequence = isinstance(accept, Iterable) and not isinstance(accept, str)
     if not is_sequence or not all(is_word(code, *CODES) for code in accept):
         raise ValueError(f"accept must be a sequence of codes out of {tuple(CODES)}, got {shown(accept)}")
@@ -188,15 +171,11 @@ def fit_evidence(model: FittedModel) -> Evidence:
     return {**model.diagnostics, "settings": vars(model.settings)}
 
 
-def recovery_evidence(law: Recovered) -> Evidence:
-    """Whether recovered laws are the nearest ones to their embeddings."""
-    return {"converged": law.converged, "gap": law.gap}
-
-
 def law_evidence(law: Recovered) -> Evidence:
     """Everything about recovered laws; this recovers ``law.sensitivity``."""
     return {
-        **recovery_evidence(law),
+        "converged": law.converged,
+        "gap": law.gap,
         "relative_residual": law.relative_residual,
         "sensitive": law.flags["sensitive"],
     }
@@ -221,11 +200,7 @@ def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.2g}"
 
 
-@_rule(
-    "ess",
-    "effective sample size of the density ratio",
-    "use continuation='sampled', or ULSIF(clip=...)",
-)
+@_rule("ess", "effective sample size of the density ratio", "use continuation='sampled', or ULSIF(clip=...)")
 def _ess(ratio: Record | None) -> Verdict:
     if ratio is None:
         return Verdict("good", "no density ratio was needed: actions were drawn from the policy")
@@ -306,11 +281,7 @@ def _separation(separation: Record, settings: Record) -> Verdict:
     return Verdict("good", f"the separated construction is adequate: {figures}, p = {p_value:.3f}")
 
 
-@_rule(
-    "recovery",
-    "convergence of the recovery",
-    "recover with solver='interior-point' and a larger ridge",
-)
+@_rule("recovery", "convergence of the recovery", "recover with solver='interior-point' and a larger ridge")
 def _recovery(converged: Mask, gap: Vector) -> Verdict:
     if converged.all():
         return Verdict("good", f"every recovered law is the nearest one: gap at most {gap.max():.0e}")
@@ -402,11 +373,7 @@ def _support(edge_mass: Vector) -> Verdict:
     )
 
 
-@_rule(
-    "replicates",
-    "convergence of the recovery in bootstrap replicates",
-    "recover with a larger ridge",
-)
+@_rule("replicates", "convergence of the recovery in bootstrap replicates", "recover with a larger ridge")
 def _replicates(replicates: tuple[int, int]) -> Verdict:
     missed, n = replicates
     if not missed:

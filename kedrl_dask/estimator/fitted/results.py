@@ -49,20 +49,11 @@ MEANINGS = {
 def law_dataset(
     laws: Mapping[str, Recovered], levels: Sequence[float] = LEVELS, tail: float = TAIL
 ) -> xr.Dataset:
-    """Recovered laws of policies on one grid, with their summaries and diagnostics.
+    """Recovered laws of policies, at as many inputs and on the same atoms, with summaries and diagnostics.
 
-    Dimensions are ``policy``, ``input``, ``atom``, ``coordinate`` and ``level``; ``threshold`` for curves,
-    and ``coordinate_2`` for covariances.
-
-    Parameters
-    ----------
-    laws : dict
-        The laws of each policy, at the same number of inputs and on the same atoms, which may be shifted: the
-        variable ``atoms`` is then of each policy and input.
-    levels : sequence of float
-        Levels of the quantiles.
-    tail : float
-        Share of the tail mean.
+    Dimensions are ``policy``, ``input``, ``atom``, ``coordinate`` and ``level`` (of quantiles); ``threshold``
+    for curves, and ``coordinate_2`` for covariances. Atoms may be shifted: ``atoms`` is then of each policy
+    and input. ``tail`` is the share of the tail mean.
     """
     first = next(iter(laws.values()))
     for name, law in laws.items():
