@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from kedrl_dask.comparison.curves import Curve, Curves, curves, differences
 from kedrl_dask.numerics.laws.summaries import SUMMARIES
-from kedrl_dask.plots.style import COLOURS, GREY, Figure, line_style
+from kedrl_dask.plots.style import COLOURS, GREY, Figure, line_style, panelled
 
 #: Markers of the summaries of a figure of differences, in order.
 MARKERS = ("o", "s", "^", "D")
@@ -125,18 +125,12 @@ def _panels(results: xr.Dataset, at: int, caller: str) -> tuple[Figure, list[Axe
     """One panel for each coordinate, at most four in a row."""
     if not 0 <= at < results.sizes["input"]:
         raise ValueError(f"{caller}: input {at} is not one of 0 to {results.sizes['input'] - 1}")
-    dim = results.sizes["coordinate"]
-    columns = min(dim, 4)
-    rows = -(-dim // columns)
-    figure = Figure(figsize=(3.3 * columns + 0.4, 2.9 * rows + 0.9), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
-    for axes in panels[dim:]:
-        axes.set_axis_off()
-    for c, axes in enumerate(panels[:dim]):
+    figure, panels = panelled(results.sizes["coordinate"], 4, (3.3, 2.9), (0.4, 0.9))
+    for c, axes in enumerate(panels):
         axes.set_xlabel(f"return {c + 1}")
         axes.grid(alpha=0.25)
         axes.locator_params(axis="x", nbins=6)
-    return figure, panels[:dim]
+    return figure, panels
 
 
 def _draw_lines(axes: Axes, found: Curves, lines: list[Curve]) -> None:

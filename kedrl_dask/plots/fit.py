@@ -11,7 +11,8 @@ from matplotlib.lines import Line2D
 
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.solvers import PCG, AdamW, by_name
-from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure, panelled
+from kedrl_dask.utils.arrays import Record
 
 #: Gaps of the criterion below this share of its start are rounding errors: between restarts the solver
 #: updates the value by products in single precision, which are off by up to 3e-8.
@@ -63,22 +64,17 @@ def embedding_curves(estimate: npt.ArrayLike, truth: npt.ArrayLike, columns: int
             f"embedding_curves: shapes {estimate.shape} and {truth.shape}, expected the same (n, g)"
         )
     n_points, n_values = truth.shape
-    columns = min(columns, n_points)
-    rows = -(-n_points // columns)
-    figure = Figure(figsize=(2.3 * columns + 0.6, 2.0 * rows + 0.9), layout="constrained")
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    figure, panels = panelled(n_points, columns, (2.3, 2.0), (0.6, 0.9), share=True)
     position = np.arange(1, n_values + 1)
-    for point, axes in enumerate(panels[:n_points]):
+    for point, axes in enumerate(panels):
         # Sorted by the truth: in the order of one return coordinate the others make both lines jump.
         order = np.argsort(truth[point], kind="stable")
-        dots = {"color": ORANGE, "markersize": 3, "zorder": 3}
+        dots: Record = {"color": ORANGE, "markersize": 3, "zorder": 3}
         axes.plot(position, estimate[point, order], ".", label="estimate", **dots)
         axes.plot(position, truth[point, order], color=BLUE, linewidth=1.4, label="truth")
         rmse = np.sqrt(np.mean((estimate[point] - truth[point]) ** 2))
         axes.set_title(f"point {point + 1}: RMSE {rmse:.4f}", fontsize=9)
         axes.grid(alpha=0.25)
-    for axes in panels[n_points:]:
-        axes.set_axis_off()
     figure.supxlabel("evaluation point, by increasing true value", fontsize=10)
     figure.supylabel("embedding", fontsize=10)
     handles, labels = panels[0].get_legend_handles_labels()
@@ -92,10 +88,7 @@ def grid_coverage(model: KEDRL, returns: npt.ArrayLike) -> Figure:
     if returns.ndim != 2 or returns.shape[1] != dim:
         raise ValueError(f"grid_coverage: returns have shape {returns.shape}, expected (n, {dim})")
     pairs = list(combinations(range(dim), 2))
-    columns = max(1, min(3, len(pairs)))
-    rows = max(1, -(-len(pairs) // columns))
-    figure = Figure(figsize=(3.6 * columns + 0.4, 3.4 * rows + 0.6), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure, panels = panelled(max(1, len(pairs)), 3, (3.6, 3.4), (0.4, 0.6))
     for axes, (first, second) in zip(panels, pairs, strict=False):
         x, y = returns[:, first], returns[:, second]
         axes.hexbin(x, y, gridsize=30, cmap="Greys", norm=LogNorm(), linewidths=0.1)
@@ -105,8 +98,6 @@ def grid_coverage(model: KEDRL, returns: npt.ArrayLike) -> Figure:
         panels[0].hist(returns[:, 0], bins=60, color=GREY)
         panels[0].plot(model.grid_[:, 0], np.zeros(len(model.grid_)), "o", color=ORANGE, markersize=3.5)
         panels[0].set(xlabel="return", ylabel="observed returns")
-    for axes in panels[max(1, len(pairs)) :]:
-        axes.set_axis_off()
     handles = [
         Line2D([], [], marker="h", linestyle="", color=GREY, markersize=9, label="returns (log density)"),
         Line2D([], [], marker="o", linestyle="", color=ORANGE, label=f"{len(model.grid_)} atoms"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import BytesIO
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from kedrl_dask.utils.arrays import Record
@@ -13,6 +14,20 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8C8C8C"
 #: More of them, for several lines in one panel; each has a dash pattern too.
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", "--", "-.", ":")
+
+
+def panelled(
+    n: int, most: int, size: tuple[float, float], margin: tuple[float, float], share: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure of n panels of some size in inches, at most ``most`` in a row, with room around them."""
+    columns = min(most, n)
+    rows = -(-n // columns)
+    width, height = size[0] * columns + margin[0], size[1] * rows + margin[1]
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share).ravel())
+    for axes in panels[n:]:
+        axes.set_axis_off()
+    return figure, panels[:n]
 
 
 def line_style(number: int) -> Record:

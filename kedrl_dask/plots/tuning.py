@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.regression.input_kernel import WORTHWHILE
-from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
+from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure, panelled
 from kedrl_dask.utils.arrays import Record
 
 #: Sizes that may be chosen, and whose error is looked at.
@@ -30,14 +30,9 @@ def tuning(model: KEDRL) -> Figure:
     draw = _tuning_panels(model, tried)
     if not draw:
         raise ValueError("tuning: every setting was given, so that nothing was tuned")
-    columns = min(len(draw), 3)
-    rows = -(-len(draw) // columns)
-    figure = Figure(figsize=(5 * columns, 4.2 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, panel in zip(panels, draw, strict=False):
+    figure, panels = panelled(len(draw), 3, (5, 4.2), (0, 0))
+    for axes, panel in zip(panels, draw, strict=True):
         panel(axes)
-    for axes in panels[len(draw) :]:
-        axes.set_axis_off()
     return figure
 
 

@@ -95,12 +95,9 @@ def _chart(name: str, **settings: Any) -> figure:
 def _curve_chart(name: Literal["density", "cdf"], data: ChartData) -> figure:
     """Density or distribution function of all policies, with bands; bars where the law is discrete."""
     first = data["curves"][0][0]
-    chart = _chart(
-        name,
-        x_range=Range1d(start=first["range"][0], end=first["range"][1]),
-        x_axis_label="return 1",
-        y_axis_label="density" if name == "density" else "probability of at most this",
-    )
+    x_range = Range1d(start=first["range"][0], end=first["range"][1])
+    label = "density" if name == "density" else "probability of at most this"
+    chart = _chart(name, x_range=x_range, x_axis_label="return 1", y_axis_label=label)
     if name == "cdf":
         chart.y_range = Range1d(start=-0.02, end=1.02)
     for i, columns in enumerate(first[name]):
@@ -122,12 +119,8 @@ def _curve_chart(name: Literal["density", "cdf"], data: ChartData) -> figure:
 
 def _difference_chart(data: ChartData) -> figure:
     """Differences at every input, with intervals."""
-    chart = _chart(
-        "difference",
-        y_range=data["inputs"][::-1],
-        x_axis_label="difference of return 1",
-        y_axis_label="input",
-    )
+    labels = {"x_axis_label": "difference of return 1", "y_axis_label": "input"}
+    chart = _chart("difference", y_range=data["inputs"][::-1], **labels)
     chart.height = max(200, 26 * len(data["inputs"]) + 90)
     columns = {"y": data["inputs"], **data["differences"][0][0]["mean"]}
     source = ColumnDataSource(columns, name="difference-0")

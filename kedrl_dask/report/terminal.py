@@ -98,10 +98,7 @@ def render(
 
 def _size_rows(facts: Record) -> Iterator[Row]:
     sizes = facts["sizes"]
-    yield (
-        "transitions",
-        f"{sizes['transitions']:,} in {sizes['episodes']:,} episodes; {sizes['terminal']:,} terminal",
-    )
+    yield "transitions", "{transitions:,} in {episodes:,} episodes; {terminal:,} terminal".format(**sizes)
     yield "dimensions", "state {state_dim}, action {action_dim}, reward {reward_dim}".format(**sizes)
     yield "return atoms m", f"{sizes['atoms']:,}"
     yield "basis points L", f"{sizes['basis']:,}"
@@ -160,20 +157,16 @@ def _judged_rows(model: KEDRL) -> Iterator[Row]:
 
 def _measured_rows(facts: Record) -> Iterator[Row]:
     grid, held_out, ratio = facts["grid"], facts["held_out"], facts["ratio"]
-    yield (
-        "grid, projection residual",
-        f"median {grid['median']:.3f}, 90 % {grid['p90']:.3f}, 99 % {grid['p99']:.3f}; 0 is best, 1 worst",
-    )
+    shares = "median {median:.3f}, 90 % {p90:.3f}, 99 % {p99:.3f}; 0 is best, 1 worst"
+    yield "grid, projection residual", shares.format(**grid)
     yield "Nyström residual", f"{facts['nystrom_residual']:.3g} of the input kernel's trace"
     yield "feature error", f"{facts['feature_error']:.3g} σ², against the exact return kernel"
     yield "mass of Γ", f"{_spread(facts['gamma_mass'])}; 1 is ideal"
     if ratio is not None:
         yield "ratio", f"{_spread(ratio)}; λ {ratio['ridge']:.3g}, {ratio['centers']:,} centres"
     yield "negative mass", _spread(held_out["negative_mass"])
-    yield (
-        "Bellman risk, held out",
-        f"{held_out['bellman_risk']:.3g}, mean over {held_out['inputs']:,} inputs",
-    )
+    risk = "{bellman_risk:.3g}, mean over {inputs:,} inputs".format(**held_out)
+    yield "Bellman risk, held out", risk
 
 
 def _spread(values: Record) -> str:

@@ -56,17 +56,10 @@ class Pairing:
         with reporter.stage("conditioning points", -(-len(ranges) // MERGED_CHUNKS)) as advance:
             compressed = self._compress(source, ranges, advance)
         space = ReturnSpace.build(choices.grid, choices.frequencies, settings.discount, choices.return_kernel)
-        problem = PairedObjective(
-            self._target(path, compressed, space),
-            compressed,
-            ChunkSums(start.executor, source, in_groups(ranges, start.executor.n_threads), "recomputed"),
-            source,
-            space,
-            start.penalties,
-            start.ridge_b,
-            settings.dtype,
-        )
-        return problem, compressed.mass
+        target, groups = self._target(path, compressed, space), in_groups(ranges, start.executor.n_threads)
+        sums = ChunkSums(start.executor, source, groups, "recomputed")
+        last = space, start.penalties, start.ridge_b, settings.dtype
+        return PairedObjective(target, compressed, sums, source, *last), compressed.mass
 
     def _compress(self, source: PairedPoints, ranges: list[tuple[int, int]], advance: Advance) -> Compressed:
         groups = in_groups(ranges, -(-len(ranges) // MERGED_CHUNKS))
@@ -165,15 +158,9 @@ class Pairing:
         return [shard for run in runs for shard in in_groups(run, -(-len(run) * n_shards // len(chunks)))]
 
     def _solve(self, path: Path, sums: Path, n_links: int, blocks: list[tuple[int, tuple[int, int]]]) -> None:
-        task = paired_target.SolveTask(
-            sums,
-            "first" if n_links % 2 else "second",
-            path,
-            self.start.choices.features,
-            self.sums.gram.sum(axis=0),
-            self.sums.n_transitions,
-            self.start.ridges.gamma,
-        )
+        regression = self.sums.gram.sum(axis=0), self.sums.n_transitions, self.start.ridges.gamma
+        side = "first" if n_links % 2 else "second"
+        task = paired_target.SolveTask(sums, side, path, self.start.choices.features, *regression)
         self.start.executor.map(paired_target.solve_waves, blocks, self.start.executor.share(task))
 
 

@@ -26,14 +26,9 @@ def separated_problem(start: Prepared, reporter: Reporter) -> tuple[BellmanObjec
     with reporter.stage("conditioning points", len(ranges)) as advance:
         points = _condition(start, operators, ranges, advance)
     fixed = choices.grid, choices.frequencies, start.settings.discount, choices.return_kernel
+    space, groups = return_space(operators.chunk_type, *fixed), in_groups(ranges, start.executor.n_threads)
     problem = BellmanObjective(
-        start.executor,
-        points,
-        in_groups(ranges, start.executor.n_threads),
-        start.plan.residency,
-        return_space(operators.chunk_type, *fixed),
-        start.penalties,
-        start.ridge_b,
+        start.executor, points, groups, start.plan.residency, space, start.penalties, start.ridge_b
     )
     return problem, ArrayStore.open(points.points, CONDITIONING_KIND).read("mass")
 

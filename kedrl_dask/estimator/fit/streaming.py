@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -68,16 +67,16 @@ def stream(
     blocks = episode_blocks(store, settings.n_blocks)
     target = TargetActions(policy, _n_draws(settings, policy, choices), settings.random_state)
     ratio = None
+    passes = _Passes(settings, store, choices, target, executor, cache)
     if settings.continuation == "ratio":
         own = episode_blocks(store.base, settings.n_blocks)
         with reporter.stage("density ratio", len(own)) as advance:
-            ratio = _fit_ratio(settings, store.base, choices, target, own, executor, cache, advance)
-    facts = partial(_facts, settings, choices, target, ratio, cache)
+            ratio = passes.fit_ratio(own, advance)
     continuation = Continuation(choices.features.kernel, choices.basis.landmarks, target, ratio)
     with reporter.stage("streaming pass", len(blocks)) as advance:
-        summed = _sum_blocks(settings, store, choices, continuation, blocks, facts, executor, cache, advance)
+        summed = passes.sum(continuation, blocks, advance)
     whole = {"data": store.fingerprint, "blocks": len(blocks)}
-    return Streamed(summed, continuation, facts(whole)["continuation"])
+    return Streamed(summed, continuation, passes.facts(whole, ratio)["continuation"])
 
 
 def episode_blocks(store: TransitionStore, n_blocks: int) -> list[RowBlock]:
@@ -99,113 +98,125 @@ def _n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
     return min(policy.noise.nodes_needed(spread, kernel) ** n_actions, MOST_DRAWS)
 
 
-def _fit_ratio(
-    settings: Settings,
-    store: TransitionStore,
-    choices: Choices,
-    target: TargetActions,
-    blocks: list[RowBlock],
-    executor: Executor,
-    cache: Cache,
-    advance: Advance,
-) -> ratios.DensityRatio:
-    """Fit uLSIF: centres and ridge from a sample, coefficients from sums over all transitions."""
-    options = settings.ratio or ratios.ULSIF()
-    kernel = options.kernel or choices.features.kernel
-    rng = np.random.default_rng([settings.random_state, 5])
-    sample = choices.sample.select(~choices.sample.terminal)
-    if len(sample) == 0:
-        raise ValueError(
-            "continuation='ratio' weights logged successors, but every transition is terminal; use "
-            "continuation='sampled'"
-        )
-    sample = sample.select(np.sort(rng.permutation(len(sample))[: max(TUNING_SAMPLE, options.n_centers)]))
-    logged = np.hstack([sample.next_state, sample.next_action])
-    # The sample is not a group of rows, so its draws need another seed.
-    successors, weights = replace(target, seed=settings.random_state + 1)(0, sample, slice(None))
-    pool = successors.reshape(-1, logged.shape[1]) if options.centers_from == "numerator" else logged
-    centers = pool[rng.choice(len(pool), min(options.n_centers, len(pool)), replace=False)]
-    ridge = 0.0 if options.ridge == "auto" else options.ridge
-    if options.ridge == "auto":
-        sections = kernel(logged, centers), ratios.section_means(kernel, centers, successors, weights)
-        ridge = min(RIDGES, key=lambda value: ratios.leave_one_out_score(sections[0], sections[1], value))
-    facts = {
-        "data": store.fingerprint,
-        "blocks": len(blocks),
-        "kernel": kernel,
-        "centers": centers,
-        "target": _target_facts(target, cache),
-        "precision": settings.dtype.name,
-    }
-    sizes = {"block": len(blocks), "center": len(centers), "center_again": len(centers)}
+@dataclass(frozen=True)
+class _Passes:
+    """What the passes of a fit work with."""
 
-    def compute(paths: dict[str, Path], numbers: list[int]) -> None:
-        shared = (store.source, kernel, executor.share(centers), target, settings.dtype)
-        chosen = [blocks[i] for i in numbers]
-        executor.map(streaming_pass.ratio_moments, chosen, paths["ratio-sums"], *shared, advance=advance)
+    settings: Settings
+    store: TransitionStore
+    choices: Choices
+    target: TargetActions
+    executor: Executor
+    cache: Cache
 
-    paths = cache.complete(
-        {"ratio-sums": facts}, len(blocks), lambda _, path: create_sums(path, RATIO_SUMS, sizes), compute
-    )
-    sums = ArrayStore.open(paths["ratio-sums"], SUMS_KIND)
-    total = ratios.RatioMoments(*(sums.read(spec.name).sum(axis=0) for spec in RATIO_SUMS))
-    return ratios.DensityRatio(kernel, centers, ratios.solve(total, ridge), options.clip, ridge)
-
-
-def _sum_blocks(
-    settings: Settings,
-    store: TransitionStore,
-    choices: Choices,
-    continuation: Continuation,
-    blocks: list[RowBlock],
-    facts: Callable[[Facts], dict[str, Facts]],
-    executor: Executor,
-    cache: Cache,
-    advance: Advance,
-) -> list[StoredBlocks]:
-    """Run the streaming pass for the sums that the cache lacks; return where all of them are."""
-    features, basis = choices.features, choices.basis.landmarks
-    parts = {"inputs": schema.INPUT_SUMS, "rewards": schema.REWARD_SUMS}
-    if choices.trend is not None:
-        parts["rewards"] += TREND_SUMS
-    parts["continuation"] = schema.CONTINUATION_SUMS
-    sizes = {"rank": features.rank, "rank_again": features.rank, "wave": 2 * len(choices.frequencies)}
-    sizes |= {"basis": len(basis), "scalar_name": len(schema.BLOCK_SCALARS)}
-    sizes |= dict.fromkeys(("trend_term", "trend_term_again"), 1 + basis.shape[1])
-    sizes["reward_dim"] = store.reward_dim
-    places: dict[str, list[tuple[Path, int]]] = {kind: [] for kind in parts}
-    lacking: dict[tuple[str, ...], dict[int, tuple[Destination, ...]]] = {}
-    for first, n_blocks, n_stored, own, has_terminal in _segments(store, settings.n_blocks, blocks):
-        specs: Specs = {
-            kind: tuple(spec for spec in of_kind if spec.name != "terminal" or has_terminal)
-            for kind, of_kind in parts.items()
-        }
-
-        def create(kind: str, path: Path, specs: Specs = specs, n_stored: int = n_stored) -> None:
-            create_sums(path, specs[kind], {**sizes, "block": n_stored})
-
-        def need(
-            paths: dict[str, Path], numbers: list[int], specs: Specs = specs, first: int = first
-        ) -> None:
-            names = {kind: tuple(spec.name for spec in specs[kind]) for kind in paths}
-            lacking.setdefault(tuple(paths), {}).update(
-                (first + i, tuple(Destination(path, i, names[kind]) for kind, path in paths.items()))
-                for i in numbers
+    def fit_ratio(self, blocks: list[RowBlock], advance: Advance) -> ratios.DensityRatio:
+        """Fit uLSIF: centres and ridge from a sample, coefficients from sums over all transitions."""
+        settings, choices, target, executor = self.settings, self.choices, self.target, self.executor
+        store, options = self.store.base, settings.ratio or ratios.ULSIF()
+        kernel = options.kernel or choices.features.kernel
+        rng = np.random.default_rng([settings.random_state, 5])
+        sample = choices.sample.select(~choices.sample.terminal)
+        if len(sample) == 0:
+            raise ValueError(
+                "continuation='ratio' weights logged successors, but every transition is terminal; use "
+                "continuation='sampled'"
             )
+        sample = sample.select(np.sort(rng.permutation(len(sample))[: max(TUNING_SAMPLE, options.n_centers)]))
+        logged = np.hstack([sample.next_state, sample.next_action])
+        # The sample is not a group of rows, so its draws need another seed.
+        successors, weights = replace(target, seed=settings.random_state + 1)(0, sample, slice(None))
+        pool = successors.reshape(-1, logged.shape[1]) if options.centers_from == "numerator" else logged
+        centers = pool[rng.choice(len(pool), min(options.n_centers, len(pool)), replace=False)]
+        ridge = 0.0 if options.ridge == "auto" else options.ridge
+        if options.ridge == "auto":
+            sections = kernel(logged, centers), ratios.section_means(kernel, centers, successors, weights)
+            ridge = min(RIDGES, key=lambda value: ratios.leave_one_out_score(sections[0], sections[1], value))
+        facts = {
+            "data": store.fingerprint,
+            "blocks": len(blocks),
+            "kernel": kernel,
+            "centers": centers,
+            "target": self.target_facts,
+            "precision": settings.dtype.name,
+        }
+        sizes = {"block": len(blocks), "center": len(centers), "center_again": len(centers)}
 
-        for kind, path in cache.complete(facts(own), n_blocks, create, need).items():
-            places[kind] += [(path, i) for i in range(n_blocks)]
-    for kinds, sums in lacking.items():
-        task = StreamingPass(
-            store.source,
-            features.astype(settings.dtype),
-            sums,
-            choices.frequencies,
-            continuation if "continuation" in kinds else None,
-            trend=choices.trend,
+        def compute(paths: dict[str, Path], numbers: list[int]) -> None:
+            shared = (store.source, kernel, executor.share(centers), target, settings.dtype)
+            chosen = [blocks[i] for i in numbers]
+            executor.map(streaming_pass.ratio_moments, chosen, paths["ratio-sums"], *shared, advance=advance)
+
+        paths = self.cache.complete(
+            {"ratio-sums": facts}, len(blocks), lambda _, path: create_sums(path, RATIO_SUMS, sizes), compute
         )
-        sum_blocks(task, [blocks[i] for i in sums], executor, advance)
-    return [StoredBlocks(of_kind) for of_kind in places.values()]
+        sums = ArrayStore.open(paths["ratio-sums"], SUMS_KIND)
+        total = ratios.RatioMoments(*(sums.read(spec.name).sum(axis=0) for spec in RATIO_SUMS))
+        return ratios.DensityRatio(kernel, centers, ratios.solve(total, ridge), options.clip, ridge)
+
+    def sum(self, continuation: Continuation, blocks: list[RowBlock], advance: Advance) -> list[StoredBlocks]:
+        """Run the streaming pass for the sums that the cache lacks; return where all of them are."""
+        settings, store, choices = self.settings, self.store, self.choices
+        features, basis = choices.features, choices.basis.landmarks
+        parts = {"inputs": schema.INPUT_SUMS, "rewards": schema.REWARD_SUMS}
+        if choices.trend is not None:
+            parts["rewards"] += TREND_SUMS
+        parts["continuation"] = schema.CONTINUATION_SUMS
+        sizes = {"rank": features.rank, "rank_again": features.rank, "wave": 2 * len(choices.frequencies)}
+        sizes |= {"basis": len(basis), "scalar_name": len(schema.BLOCK_SCALARS)}
+        sizes |= dict.fromkeys(("trend_term", "trend_term_again"), 1 + basis.shape[1])
+        sizes["reward_dim"] = store.reward_dim
+        places: dict[str, list[tuple[Path, int]]] = {kind: [] for kind in parts}
+        lacking: dict[tuple[str, ...], dict[int, tuple[Destination, ...]]] = {}
+        for first, n_blocks, n_stored, own, has_terminal in _segments(store, settings.n_blocks, blocks):
+            specs: Specs = {
+                kind: tuple(spec for spec in of_kind if spec.name != "terminal" or has_terminal)
+                for kind, of_kind in parts.items()
+            }
+
+            def create(kind: str, path: Path, specs: Specs = specs, n_stored: int = n_stored) -> None:
+                create_sums(path, specs[kind], {**sizes, "block": n_stored})
+
+            def need(
+                paths: dict[str, Path], numbers: list[int], specs: Specs = specs, first: int = first
+            ) -> None:
+                names = {kind: tuple(spec.name for spec in specs[kind]) for kind in paths}
+                lacking.setdefault(tuple(paths), {}).update(
+                    (first + i, tuple(Destination(path, i, names[kind]) for kind, path in paths.items()))
+                    for i in numbers
+                )
+
+            stored = self.cache.complete(self.facts(own, continuation.ratio), n_blocks, create, need)
+            for kind, path in stored.items():
+                places[kind] += [(path, i) for i in range(n_blocks)]
+        source = store.source, features.astype(settings.dtype)
+        for kinds, sums in lacking.items():
+            kappa = continuation if "continuation" in kinds else None
+            task = StreamingPass(*source, sums, choices.frequencies, kappa, trend=choices.trend)
+            sum_blocks(task, [blocks[i] for i in sums], self.executor, advance)
+        return [StoredBlocks(of_kind) for of_kind in places.values()]
+
+    def facts(self, data: Facts, ratio: ratios.DensityRatio | None) -> dict[str, Facts]:
+        """What identifies each kind of sum over some data."""
+        choices, features = self.choices, self.choices.features
+        facts: dict[str, Facts] = {}
+        facts["inputs"] = {
+            **data,
+            "features": [features.kernel, features.landmarks, features.whitening],
+            "precision": self.settings.dtype.name,
+        }
+        facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
+        if choices.trend is not None:
+            facts["rewards"] = {**facts["rewards"], "trend": [choices.trend, *(s.name for s in TREND_SUMS)]}
+        own = {"basis": choices.basis.landmarks, **self.target_facts, "ratio": ratio}
+        facts["continuation"] = {**facts["inputs"], **own}
+        return facts
+
+    @property
+    def target_facts(self) -> Facts:
+        """What identifies the actions of the target policy: its numbers or, for code, what the cache has."""
+        policy = self.target.policy
+        facts = policy.to_dict() if isinstance(policy, LocationScale) else {"code": self.cache.code}
+        return {"policy": facts, "draws": [self.target.n_draws, self.target.seed]}
 
 
 class _Segment(NamedTuple):
@@ -245,41 +256,3 @@ def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, 
     groups = [pieces(block) for block in blocks]
     steps = streaming_pass.accumulate, groups, streaming_pass.combine_sums, write_block
     executor.reduce(*steps, executor.share(task), advance=advance)
-
-
-def _facts(
-    settings: Settings,
-    choices: Choices,
-    target: TargetActions,
-    ratio: ratios.DensityRatio | None,
-    cache: Cache,
-    data: Facts,
-) -> dict[str, Facts]:
-    """What identifies each kind of sum over some data."""
-    features = choices.features
-    facts: dict[str, Facts] = {}
-    facts["inputs"] = {
-        **data,
-        "features": [features.kernel, features.landmarks, features.whitening],
-        "precision": settings.dtype.name,
-    }
-    facts["rewards"] = {**facts["inputs"], "frequencies": choices.frequencies}
-    if choices.trend is not None:
-        facts["rewards"] = {**facts["rewards"], "trend": [choices.trend, *(s.name for s in TREND_SUMS)]}
-    facts["continuation"] = {
-        **facts["inputs"],
-        "basis": choices.basis.landmarks,
-        **_target_facts(target, cache),
-        "ratio": ratio,
-    }
-    return facts
-
-
-def _target_facts(target: TargetActions, cache: Cache) -> Facts:
-    """What identifies the actions of the target policy."""
-    return {"policy": policy_facts(target.policy, cache), "draws": [target.n_draws, target.seed]}
-
-
-def policy_facts(policy: Policy, cache: Cache) -> Facts:
-    """What identifies a policy: its numbers or, for code, what the cache has for it."""
-    return policy.to_dict() if isinstance(policy, LocationScale) else {"code": cache.code}
