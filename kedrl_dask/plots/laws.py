@@ -64,8 +64,6 @@ def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.Array
         handles.append(Line2D([], [], color=GREY, linewidth=4, alpha=0.6, label="truth"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     raised = [name.replace("_", " ") for name, flag in recovered.flags.items() if flag[point]]
-    figure.suptitle(
-        f"relative residual {recovered.relative_residual[point]:.3f}; flags: {', '.join(raised) or 'none'}",
-        fontsize=10,
-    )
+    residual, flags = recovered.relative_residual[point], ", ".join(raised) or "none"
+    figure.suptitle(f"relative residual {residual:.3f}; flags: {flags}", fontsize=10)
     return figure

@@ -58,9 +58,8 @@ def _length_scales(axes: Axes, tried: Record) -> None:
     length_scales, ridges, values = tried["length_scales"], tried["ridges"], np.array(tried["errors"])
     best = np.unravel_index(np.argmin(values), values.shape)
     # The worst corner is far off; colours are for the differences among the good ones.
-    mesh = axes.pcolormesh(
-        ridges, np.arange(len(length_scales)), values, cmap="cividis", vmax=np.quantile(values, 0.7)
-    )
+    rows, most = np.arange(len(length_scales)), np.quantile(values, 0.7)
+    mesh = axes.pcolormesh(ridges, rows, values, cmap="cividis", vmax=most)
     axes.figure.colorbar(mesh, ax=axes, label="cross-validated error", extend="max")
     axes.plot(
         ridges[best[1]], best[0], "*", color=ORANGE, markeredgecolor="white", markersize=16, label="smallest"
@@ -75,9 +74,8 @@ def _length_scales(axes: Axes, tried: Record) -> None:
 def _trials(axes: Axes, trials: list[Record]) -> None:
     """Gains of single coordinates' lengths, as shares of the error, with their noise."""
     position = np.arange(len(trials))
-    gains, noise, errors = (
-        np.array([trial[name] for trial in trials]) for name in ("gain", "noise", "error")
-    )
+    keys = "gain", "noise", "error"
+    gains, noise, errors = (np.array([trial[key] for trial in trials]) for key in keys)
     before = errors + gains
     colours = [ORANGE if trial["accepted"] else GREY for trial in trials]
     axes.barh(position, gains / before, xerr=noise / before, color=colours, ecolor="black")

@@ -213,10 +213,9 @@ class _Passes:
 
     @property
     def target_facts(self) -> Facts:
-        """What identifies the actions of the target policy: its numbers or, for code, what the cache has."""
-        policy = self.target.policy
-        facts = policy.to_dict() if isinstance(policy, LocationScale) else {"code": self.cache.code}
-        return {"policy": facts, "draws": [self.target.n_draws, self.target.seed]}
+        """What identifies the actions of the target policy."""
+        policy = policy_facts(self.target.policy, self.cache)
+        return {"policy": policy, "draws": [self.target.n_draws, self.target.seed]}
 
 
 class _Segment(NamedTuple):
@@ -256,3 +255,8 @@ def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, 
     groups = [pieces(block) for block in blocks]
     steps = streaming_pass.accumulate, groups, streaming_pass.combine_sums, write_block
     executor.reduce(*steps, executor.share(task), advance=advance)
+
+
+def policy_facts(policy: Policy, cache: Cache) -> Facts:
+    """What identifies a policy: its numbers or, for code, what the cache has for it."""
+    return policy.to_dict() if isinstance(policy, LocationScale) else {"code": cache.code}

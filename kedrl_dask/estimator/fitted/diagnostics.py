@@ -162,15 +162,13 @@ def _held_out(model: FittedModel, inputs: Inputs) -> Record:
 
 def _separation(model: FittedModel, fit: Fit, inputs: Inputs, risk: float) -> Record:
     """How far the separated target is from the paired one, and which construction the data ask for."""
-    choices, sample = fit.choices, fit.choices.sample
-    rng = np.random.default_rng([model.settings.random_state, 9])
+    settings, choices, sample = model.settings, fit.choices, fit.choices.sample
+    rng = np.random.default_rng([settings.random_state, 9])
     sample = sample.select(np.sort(rng.permutation(len(sample))[:SEPARATION_SAMPLE]))
     # The sample is no group of rows: its draws have a seed of their own.
     target = fit.continuation.target
     continuation = replace(fit.continuation, target=replace(target, seed=target.seed + 2))
-    space = ReturnSpace.build(
-        choices.grid, choices.frequencies, model.settings.discount, choices.return_kernel
-    )
+    space = ReturnSpace.build(choices.grid, choices.frequencies, settings.discount, choices.return_kernel)
     ahead = fit.solution.coefficients @ space.shifted_waves
     episodes = np.unique(sample.episode, return_inverse=True)[1]
     n_blocks = min(SEPARATION_BLOCKS, int(episodes.max()) + 1)
@@ -179,12 +177,10 @@ def _separation(model: FittedModel, fit: Fit, inputs: Inputs, risk: float) -> Re
         for number in range(n_blocks):
             part = sample.select(np.flatnonzero(episodes * n_blocks // (episodes.max() + 1) == number))
             kappa, _ = continuation(number, part, slice(None), np.float64)
-            yield SeparatedParts(
-                choices.features(part.inputs), waves(part.reward, choices.frequencies), kappa @ ahead
-            )
+            psi, of_reward = choices.features(part.inputs), waves(part.reward, choices.frequencies)
+            yield SeparatedParts(psi, of_reward, kappa @ ahead)
 
-    found = separation(
-        blocks(), choices.features(inputs), fit.ridges.gamma, space.scale, model.settings.random_state
-    )
+    psi, gamma = choices.features(inputs), fit.ridges.gamma
+    found = separation(blocks(), psi, gamma, space.scale, settings.random_state)
     residual = float(np.sqrt(risk))
     return {**asdict(found), "residual": residual, "recommends": found.recommends(residual)}
