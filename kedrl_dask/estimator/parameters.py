@@ -67,6 +67,9 @@ def _check_conditioning(name: str, value: object, _: str) -> None:
         )
 
 
+#: Parameters that version one did not have, with the values that describe what it did.
+VERSION_ONE: Record = {"centring": "none"}
+
 AUTO_COUNT = either("auto", count())
 AUTO_KERNEL = either("auto", Constraint("Matern", _check_kernel))
 AUTO_RIDGE = either("auto", number(high=LARGEST_PENALTY, open_low=True))
@@ -149,7 +152,8 @@ class Parameters(CommonParameters):
         given the state for Ψ, chooses the grid and the return kernel for what is left, and adds Ψ to every
         answer: exact for any Ψ, and more accurate where the mean return varies over the states, or where the
         target policy's returns are not among the observed ones. Without effect if ``grid`` or
-        ``reward_bounds`` are given, which speak of the return itself, or with few data.""",
+        ``reward_bounds`` are given, which speak of the return itself, with few data, or for states with
+        categories.""",
         "--centring",
     )
     continuation: Literal["sampled", "ratio"] = parameter(

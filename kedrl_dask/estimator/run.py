@@ -41,6 +41,7 @@ from kedrl_dask.engine.storage.manifest import commit, committed, damaged, read_
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.fitted.persistence import from_json, load, parameters, save
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.policies import LocationScale, Policy, from_dict
 from kedrl_dask.utils.arrays import Record
 from kedrl_dask.utils.process import Stopped, terminable
@@ -271,7 +272,7 @@ def read_run(path: Path) -> Record:
             f"{path / 'run.json'} does not describe a run, or is damaged; give the directory of a run, or "
             "begin another"
         )
-    return found
+    return found | {"settings": VERSION_ONE | found["settings"]}
 
 
 def recorded_fit(path: Path, policy: Policy | None) -> tuple[Record, Record]:

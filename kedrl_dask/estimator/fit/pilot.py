@@ -27,8 +27,8 @@ from kedrl_dask.utils.arrays import Points
 
 #: Counts up when the rules below change, so that caches of earlier ones are not mistaken for theirs.
 RULES = 1
-#: Simulated steps in all, and the fewest and most returns.
-STEPS, FEWEST_RETURNS, MOST_RETURNS = 2_000_000, 1_000, 16_000
+#: Simulated steps in all, the fewest and most returns from which Ψ is found, and the most for the grid.
+STEPS, FEWEST_RETURNS, MOST_RETURNS, GRID_RETURNS = 2_000_000, 1_000, 16_000, 4_000
 #: Fewest episodes and transitions from which returns are simulated.
 FEWEST_EPISODES, FEWEST_TRANSITIONS = 10, 500
 
@@ -52,10 +52,13 @@ class Pilot:
 def run_pilot(settings: Settings, store: TransitionStore, policy: Policy, cache: Cache) -> Pilot | None:
     """Simulate, or find what was simulated for the same data, policy and settings.
 
-    None without centring, and where the data are too few.
+    None without centring, where the data are too few, and for states with categories, which the regression
+    of the next state would leave.
     """
     store = store.base
-    if not settings.centred or store.n_transitions < FEWEST_TRANSITIONS or store.n_episodes < FEWEST_EPISODES:
+    few = store.n_transitions < FEWEST_TRANSITIONS or store.n_episodes < FEWEST_EPISODES
+    columns = () if store.encoding is None else store.encoding.state
+    if not settings.centred or few or any(column.levels is not None for column in columns):
         return None
     facts = {"data": store.fingerprint, "policy": policy_facts(policy, cache), "rules": RULES}
     facts |= {name: getattr(settings, name) for name in ("discount", "random_state")}
@@ -84,6 +87,6 @@ def _simulate(settings: Settings, sample: Transitions, policy: Policy) -> Pilot:
     ahead = model.returns(state, first, policy, discount, 1, rng)[:, 0]
     fold = np.unique(sample.episode[rows], return_inverse=True)[1] % N_FOLDS
     potential = Potential.from_regression(fit_smooth(state, ahead, fold, seed).regression)
-    logged = slice(None, None, max(1, size // FEWEST_RETURNS // 4))
+    logged = slice(None, None, max(1, size // GRID_RETURNS))
     returns = model.returns(state[logged], action[logged], policy, discount, 1, rng)[:, 0]
     return Pilot(potential, returns - potential(state[logged]))

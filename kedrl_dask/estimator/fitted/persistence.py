@@ -26,6 +26,7 @@ from kedrl_dask.engine.storage.schema import (
 from kedrl_dask.estimator.fit.regression import Ridges
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fitted.model import FittedModel
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.regression.density_ratio import ULSIF, DensityRatio
@@ -175,7 +176,8 @@ def load(path: str | Path, settings: Callable[..., Settings]) -> FittedModel:
 
 def _assemble(settings: Callable[..., Settings], arrays: dict[str, Array], attributes: Record) -> FittedModel:
     read = arrays.__getitem__
-    given = settings(**{name: from_json(value) for name, value in attributes["parameters"].items()})
+    saved = {name: from_json(value) for name, value in attributes["parameters"].items()}
+    given = settings(**VERSION_ONE | saved)
     input_kernel, return_kernel = (
         kernel_from_json(attributes[f"{name}_kernel"]) for name in ("input", "return")
     )

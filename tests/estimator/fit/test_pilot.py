@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from kedrl_dask import KEDRL, Matern, TransitionStore, compare
+from kedrl_dask import KEDRL, Matern, TransitionStore, compare, policies
 from kedrl_dask.datasets.benchmark import CASES
 
 SIZES = {"n_atoms": 40, "n_basis": 60, "n_landmarks": 100, "n_features": 64, "n_blocks": 16}
@@ -97,6 +98,30 @@ def test_auto__leaves_it_where_it_cannot_help(given, store, tmp_path):
     kernel = Matern(length_scale=(2.0, 2.0, 3.0))
     estimator = KEDRL(CASE.discount, centring="auto", input_kernel=kernel, **options)
     assert estimator.fit(data, CASE.target, progress="none").potential_ is None
+
+
+def test_auto__leaves_states_with_categories(tmp_path):
+    """A simulated state would lie between categories, where no policy can be asked."""
+    rng = np.random.default_rng(0)
+    n = 1_000
+    table = pd.DataFrame({"episode": np.arange(n) // 20, "step": np.arange(n) % 20, "x": rng.normal(size=n)})
+    table["kind"], table["action"], table["reward"] = (
+        rng.choice(["a", "b"], n),
+        rng.normal(size=n),
+        table["x"],
+    )
+    columns = {
+        "episode": "episode",
+        "step": "step",
+        "state": ["x", "kind"],
+        "action": "action",
+        "reward": "reward",
+    }
+    data = TransitionStore.from_table(tmp_path / "table", table, columns, categorical=["kind"])
+    policy = policies.Gaussian(weights=np.zeros((data.state_dim, 1)), scale=1.0)
+    sizes = {**SIZES, "n_atoms": 15, "n_basis": 20, "n_landmarks": 30}
+    estimator = KEDRL(0.5, centring="auto", input_kernel=Matern(length_scale=3.0), **sizes)
+    assert estimator.fit(data, policy, progress="none").potential_ is None
 
 
 @pytest.mark.slow
