@@ -119,8 +119,8 @@ def compare(
     ... )
     >>> estimator = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), n_atoms=30, n_basis=30, n_landmarks=40)
     >>> targets = {"low": policies.Gaussian([[0.0]], -0.5, 0.5), "high": policies.Gaussian([[0.0]], 0.5, 0.5)}
-    >>> found = compare(store, targets, ([[0.0]], None), estimator, n_replicates=0, progress="none")
-    >>> found.differences.query("summary == 'mean'")["value"].round(1).tolist()  # exactly: 2
+    >>> comparison = compare(store, targets, ([[0.0]], None), estimator, n_replicates=0, progress="none")
+    >>> comparison.differences.query("summary == 'mean'")["value"].round(1).tolist()  # exactly: 2
     [1.9]
     """
     store = store if isinstance(store, TransitionStore) else TransitionStore.open(store)

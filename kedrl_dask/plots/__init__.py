@@ -1,6 +1,7 @@
 """Figures of fits, laws and comparisons. Each function returns a Matplotlib figure, without global state.
 
-Imports ``estimator`` and ``comparison``.
+Imports ``estimator`` and ``comparison``. The examples continue those of :class:`kedrl_dask.KEDRL` (``store``,
+``policy``, ``model``, ``law`` and the columns) and :func:`kedrl_dask.compare` (``comparison``).
 """
 
 from kedrl_dask.plots.comparison import distribution_functions, marginals, policy_differences

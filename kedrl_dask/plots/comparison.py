@@ -1,4 +1,4 @@
-"""Policies side by side, from a results dataset: ``compare(...).dataset``, or what was written as Zarr."""
+"""Policies side by side, from a results dataset: ``compare(...).dataset``, or one read back from Zarr."""
 
 from __future__ import annotations
 
@@ -15,23 +15,32 @@ from kedrl_dask.comparison.curves import Curve, Curves, curves, differences
 from kedrl_dask.numerics.laws.summaries import SUMMARIES
 from kedrl_dask.plots.style import COLOURS, GREY, Figure, line_style, panelled
 
-#: Markers of the summaries of a figure of differences, in order.
+#: Markers of the summaries in a figure of differences, in order.
 MARKERS = ("o", "s", "^", "D")
-#: Rows of a figure of differences, so that it stays readable.
+#: Most rows in a figure of differences, to keep it readable.
 MOST_ROWS = 40
 
 
 def marginals(results: xr.Dataset, at: int = 0) -> Figure:
-    """Density of each coordinate, or its masses where it was projected on a support, for every policy.
+    """Plot each coordinate's density for every policy, or its masses if it was projected on a support.
 
-    Bands, or bars, are the bootstrap's intervals, each point by itself; there are none without replicates.
+    Bands and error bars are pointwise bootstrap intervals; they are absent without replicates.
 
     Parameters
     ----------
     results : xarray.Dataset
-        As ``compare(...).dataset`` or ``model.embedding(...).dataset()`` has it.
+        From ``compare(...).dataset`` or ``model.embedding(...).dataset()``.
     at : int
-        Which input.
+        Index of the input.
+
+    Examples
+    --------
+    >>> from kedrl_dask import plots
+    >>> figure = plots.marginals(comparison.dataset)
+    >>> figure.get_suptitle()
+    'Recovered laws of the return at input 0'
+    >>> [label.get_text() for label in figure.legends[0].get_texts()]
+    ['low', 'high']
     """
     figure, panels = _panels(results, at, "marginals")
     for c, axes in enumerate(panels):
@@ -46,12 +55,20 @@ def marginals(results: xr.Dataset, at: int = 0) -> Figure:
 
 
 def distribution_functions(results: xr.Dataset, at: int = 0) -> Figure:
-    """Distribution function of each coordinate for every policy; see :func:`marginals`."""
+    """Plot each coordinate's distribution function for every policy; see :func:`marginals`.
+
+    Examples
+    --------
+    >>> from kedrl_dask import plots
+    >>> figure = plots.distribution_functions(comparison.dataset)
+    >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+    ('return 1', 'cumulative probability')
+    """
     figure, panels = _panels(results, at, "distribution_functions")
     for c, axes in enumerate(panels):
         found = curves(results, at, c)
         _draw_lines(axes, found, found.cdf)
-        axes.set(ylabel="probability of at most this", ylim=(-0.02, 1.02))
+        axes.set(ylabel="cumulative probability", ylim=(-0.02, 1.02))
     _finish(figure, results, at)
     return figure
 
@@ -62,24 +79,35 @@ def policy_differences(
     pair: int = 0,
     inputs: Sequence[int] | None = None,
 ) -> Figure:
-    """Differences of summaries between two policies, with intervals, by input and coordinate.
+    """Plot the differences of summaries between two policies, with intervals, by input and coordinate.
 
     Parameters
     ----------
     results : xarray.Dataset
-        As ``compare(...).dataset`` has it, of at least two policies.
+        From ``compare(...).dataset``, with at least two policies.
     summaries : sequence of str
-        Out of ``mean``, ``sd``, ``quantile`` (the median) and ``cvar``.
+        Any of ``mean``, ``sd``, ``quantile`` (the middle level) and ``cvar``.
     pair : int
-        Which pair of policies.
+        Index of the pair of policies.
     inputs : sequence of int, optional
-        Which inputs: the first forty, unless given.
+        Indices of the inputs; by default the first forty.
+
+    Examples
+    --------
+    >>> from kedrl_dask import plots
+    >>> figure = plots.policy_differences(comparison.dataset, ["mean", "cvar"])
+    >>> figure.get_suptitle()
+    'high − low'
+    >>> [label.get_text() for label in figure.legends[0].get_texts()]
+    ['mean', 'CVaR, lowest 10%']
     """
     if "pair" not in results.dims:
-        raise ValueError("policy_differences: there is one policy; compare at least two")
+        raise ValueError("policy_differences: the results have only one policy; compare at least two")
     unknown = sorted(set(summaries) - set(SUMMARIES))
     if unknown or not summaries:
-        raise ValueError(f"policy_differences: summaries are {tuple(SUMMARIES)}, got {tuple(summaries)}")
+        raise ValueError(
+            f"policy_differences: summaries must be in {tuple(SUMMARIES)}, got {tuple(summaries)}"
+        )
     if not 0 <= pair < results.sizes["pair"]:
         raise ValueError(f"policy_differences: pair {pair} is not one of 0 to {results.sizes['pair'] - 1}")
     chosen = np.arange(results.sizes["input"])[:MOST_ROWS] if inputs is None else np.asarray(inputs)
@@ -107,7 +135,7 @@ def policy_differences(
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     later, sooner = (results[name].values[pair] for name in ("minuend", "subtrahend"))
-    figure.suptitle(f"{later} less {sooner}{_interval(results)}", fontsize=11)
+    figure.suptitle(f"{later} − {sooner}{_interval(results)}", fontsize=11)
     return figure
 
 
@@ -122,7 +150,7 @@ def _interval(results: xr.Dataset) -> str:
 
 
 def _panels(results: xr.Dataset, at: int, caller: str) -> tuple[Figure, list[Axes]]:
-    """One panel for each coordinate, at most four in a row."""
+    """Create one panel for each coordinate, at most four in a row."""
     if not 0 <= at < results.sizes["input"]:
         raise ValueError(f"{caller}: input {at} is not one of 0 to {results.sizes['input'] - 1}")
     figure, panels = panelled(results.sizes["coordinate"], 4, (3.3, 2.9), (0.4, 0.9))
@@ -134,7 +162,7 @@ def _panels(results: xr.Dataset, at: int, caller: str) -> tuple[Figure, list[Axe
 
 
 def _draw_lines(axes: Axes, found: Curves, lines: list[Curve]) -> None:
-    """Lines of all policies with their bands, where there is anything to see."""
+    """Draw the policies' lines and bands, within the range that holds their mass."""
     for i, line in enumerate(lines):
         style = line_style(i)
         if found.has_intervals:
@@ -145,7 +173,7 @@ def _draw_lines(axes: Axes, found: Curves, lines: list[Curve]) -> None:
 
 
 def _draw_masses(axes: Axes, found: Curves) -> None:
-    """Masses of all policies side by side, with the ends of their intervals."""
+    """Draw the policies' masses side by side, with error bars for their intervals."""
     for i, (x, mass, low, high) in enumerate(found.density):
         axes.bar(x, mass, 0.9 * found.width, color=line_style(i)["color"], alpha=0.75)
         if found.has_intervals:
@@ -157,12 +185,12 @@ def _draw_masses(axes: Axes, found: Curves) -> None:
 
 
 def _finish(figure: Figure, results: xr.Dataset, at: int) -> None:
-    """Legend and title."""
+    """Add the legend and the title."""
     handles: list[Artist] = [
         Line2D([], [], **line_style(i), label=str(name)) for i, name in enumerate(results["policy"].values)
     ]
     if "cdf_low" in results:
-        label = f"{results.attrs['interval']:.0%} intervals, each point by itself"
+        label = f"{results.attrs['interval']:.0%} pointwise intervals"
         handles.append(Patch(color=GREY, alpha=0.35, label=label))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False)
     number = results["input"].values[at]

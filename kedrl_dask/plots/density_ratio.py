@@ -1,4 +1,4 @@
-"""The density ratio η̂ of a fit, and how few transitions it leaves."""
+"""The density ratio η̂ of a fit, and how far it reduces the effective sample size."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ from kedrl_dask.estimator.fitted.findings import SMALL_ESS
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 
-#: Transitions whose ratios are drawn.
+#: Most transitions whose ratios are drawn.
 N_RATIOS = 20_000
 
 
 def density_ratio(model: KEDRL, store: TransitionStore) -> Figure:
-    """Ratios η̂ at logged successors, and the share of their sum that the largest of them hold.
+    """Plot the ratios η̂ at logged successors, and the share of their sum held by the largest ones.
 
     Parameters
     ----------
     model : KEDRL
         Fitted with ``continuation="ratio"``.
     store : TransitionStore
-        The transitions of the fit, of which at most 20,000 are drawn.
+        The transitions used in the fit; a sample of at most 20,000 is drawn.
+
+    Examples
+    --------
+    >>> from kedrl_dask import plots
+    >>> from sklearn.base import clone
+    >>> weighted = clone(model).set_params(continuation="ratio").fit(store, policy, progress="none")
+    >>> figure = plots.density_ratio(weighted, store)
+    >>> [axes.get_title() for axes in figure.axes]
+    ['Ratios', 'Concentration']
     """
     if model.ratio_ is None:
         raise ValueError(
-            f"density_ratio: the fit had continuation={model.continuation!r}, which has no ratio"
+            f"density_ratio: the fit used continuation={model.continuation!r}, which has no ratio"
         )
     sample = store.sample(N_RATIOS, np.random.default_rng([model.random_state, 18]))
     sample = sample.select(~sample.terminal)
@@ -33,7 +42,7 @@ def density_ratio(model: KEDRL, store: TransitionStore) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.hist(ratios, bins=60, color=BLUE)
-    left.axvline(1.0, color=ORANGE, linestyle="--", label="mean of a ratio")
+    left.axvline(1.0, color=ORANGE, linestyle="--", label="expected mean")
     left.set(title="Ratios", xlabel="η̂ at a logged successor", ylabel="transitions", xlim=(0, None))
     left.legend(frameon=False)
     share = np.arange(1, len(ratios) + 1) / len(ratios)
@@ -41,7 +50,7 @@ def density_ratio(model: KEDRL, store: TransitionStore) -> Figure:
     right.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="equal ratios")
     ess = model.diagnostics_["ratio"]["effective_sample_size"]
     right.axvline(ess, color=ORANGE, linestyle="--", label=f"effective sample size {ess:.1%}")
-    right.set(title="Who decides", xlim=(0, 1), ylim=(0, 1.02))
+    right.set(title="Concentration", xlim=(0, 1), ylim=(0, 1.02))
     right.set(xlabel="share of transitions, largest ratios first", ylabel="share of the sum of η̂")
     right.legend(frameon=False, loc="lower right")
     right.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""The fitted embedding at one input, over two coordinates of the return: contours, and a surface."""
+"""Contours and surface of the fitted embedding at one input, over two coordinates of the return."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kedrl_dask.utils.arrays import Matrix, Vector
 
 #: Points along each axis.
 N_POINTS = 80
-#: Lines along each axis of the truth's net over a surface.
+#: Lines along each axis of the wireframe that shows the truth.
 N_LINES = 16
-#: Nodes of the quadrature of the true embedding: a picture shows no more.
+#: Quadrature nodes for the true embedding: more would make no visible difference.
 N_FREQUENCIES = 2**12
 
 
 class _Mesh(NamedTuple):
-    """Values of the embedding, and of the true one if it is known, on a mesh of two coordinates."""
+    """Values of the fitted embedding, and of the true one if known, on a mesh of two coordinates."""
 
     x: Vector
     y: Vector
@@ -39,9 +39,9 @@ def embedding_contours(
     coordinates: tuple[int, int] = (0, 1),
     law: ReturnLaw | None = None,
 ) -> Figure:
-    """Contours of the fitted embedding at one input, over two coordinates of the return.
+    """Plot contours of the fitted embedding at one input, over two coordinates of the return.
 
-    The other coordinates are held at the mean of the fitted law, Σω_i z_i/Σω_i, or at the true mean.
+    The other coordinates are fixed at the mean of the fitted law, Σω_i z_i/Σω_i, or at a known true mean.
 
     Parameters
     ----------
@@ -49,9 +49,19 @@ def embedding_contours(
     state, action : (p,) and (q,) arrays
         The input.
     coordinates : (int, int)
-        The two coordinates.
+        Indices of the two coordinates.
     law : ReturnLaw, optional
-        The true law at this input, whose contours are drawn too.
+        The true law at this input; its contours are drawn as well.
+
+    Examples
+    --------
+    >>> from kedrl_dask import TransitionStore, plots
+    >>> from sklearn.base import clone
+    >>> columns = {"state": state, "action": action, "episode": episode, "step": step}
+    >>> two = TransitionStore.from_arrays("contours.zarr", reward=np.hstack([state, action]), **columns)
+    >>> figure = plots.embedding_contours(clone(model).fit(two, policy, progress="none"), [0.0], [1.0])
+    >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+    ('return 1', 'return 2')
     """
     mesh = _mesh("embedding_contours", model, state, action, coordinates, law)
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
@@ -80,9 +90,19 @@ def embedding_surface(
     coordinates: tuple[int, int] = (0, 1),
     law: ReturnLaw | None = None,
 ) -> Figure:
-    """The fitted embedding at one input as a surface over two coordinates, under a net of the true one.
+    """Plot the fitted embedding at one input as a surface, with the true one as a wireframe.
 
-    Parameters are those of :func:`embedding_contours`. Values of an embedding are no density.
+    The parameters are those of :func:`embedding_contours`. An embedding is not a density.
+
+    Examples
+    --------
+    >>> from kedrl_dask import TransitionStore, plots
+    >>> from sklearn.base import clone
+    >>> columns = {"state": state, "action": action, "episode": episode, "step": step}
+    >>> two = TransitionStore.from_arrays("surface.zarr", reward=np.hstack([state, action]), **columns)
+    >>> figure = plots.embedding_surface(clone(model).fit(two, policy, progress="none"), [0.0], [1.0])
+    >>> figure.axes[0].get_zlabel()
+    'embedding'
     """
     mesh = _mesh("embedding_surface", model, state, action, coordinates, law)
     figure = Figure(figsize=(6.4, 5.2))
@@ -113,7 +133,7 @@ def _mesh(
     state, action = np.atleast_2d(state), np.atleast_2d(action)
     dim, (first, second) = model.grid_.shape[1], coordinates
     if first == second or not all(0 <= coordinate < dim for coordinate in coordinates):
-        raise ValueError(f"{caller}: coordinates {coordinates} are not two different ones below {dim}")
+        raise ValueError(f"{caller}: expected two different coordinates below {dim}, got {coordinates}")
     weights = model.weights(state, action)[0]
     center = weights @ model.grid_ / weights.sum() if law is None else law.mean[0]
     low, high = model.grid_.min(axis=0), model.grid_.max(axis=0)

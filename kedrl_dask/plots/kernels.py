@@ -1,4 +1,4 @@
-"""The Matérn kernel."""
+"""Figures of the Matérn kernel."""
 
 from __future__ import annotations
 
@@ -18,17 +18,24 @@ def matern_kernels(
     nu: float = 1.5,
     sigma: float = 1.0,
 ) -> Figure:
-    """The Matérn kernel by distance, and what its feature map's Lipschitz constant is (fig:matern).
+    """Plot the Matérn kernel by distance, and the Lipschitz constant of its feature map (fig:matern).
 
     Parameters
     ----------
     nus : sequence of float
-        Smoothness of the kernels with unit length, in the first and the last panel. The last shows
-        √(2{σ² − k(t)})/t, whose supremum is L_k; for ν ≤ 1 it has none, and no mark on the axis.
+        Smoothness of the kernels with unit length scale, in the first and last panels. The last shows
+        √(2{σ² − k(t)})/t, whose supremum L_k is marked on the axis; it is infinite for ν ≤ 1.
     length_scales, nu : sequence of float, float
-        Lengths of the kernels of one smoothness, in the second panel.
+        Length scales and common smoothness of the kernels in the second panel.
     sigma : float
-        σ of all of them.
+        σ of all kernels.
+
+    Examples
+    --------
+    >>> from kedrl_dask import plots
+    >>> figure = plots.matern_kernels(nus=(1.5, 2.5))
+    >>> [axes.get_title() for axes in figure.axes[:2]]
+    ['(a) Smoothness, ℓ = 1', '(b) Length scale, ν = 1.5']
     """
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     panels = figure.subplots(1, 3)

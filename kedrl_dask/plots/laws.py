@@ -1,4 +1,4 @@
-"""Recovered laws."""
+"""Figures of recovered laws."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 
 
 def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.ArrayLike | None = None) -> Figure:
-    """Density, or masses, and distribution function of each coordinate of a recovered law.
+    """Plot the density or masses, and the distribution function, of each coordinate of a recovered law.
 
-    The second specification is drawn beside it, and the truth if its returns are given.
+    The law under the second specification is drawn as well, and the truth if returns are given.
 
     Parameters
     ----------
     recovered : Recovered
     point : int
-        Which of its inputs.
+        Index of the input.
     returns : (k, d) array, optional
         Returns drawn from the true law at this input.
+
+    Examples
+    --------
+    >>> from kedrl_dask import plots
+    >>> figure = plots.recovered_marginals(law)
+    >>> [axes.get_ylabel() for axes in figure.axes]
+    ['density', 'distribution function']
     """
     dim, other = recovered.dim, recovered.sensitivity
     true = None if returns is None else np.asarray(returns, dtype=np.float64)
@@ -44,7 +51,7 @@ def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.Array
             if law.bandwidth[c] > 0:
                 upper[c].plot(x, law.density(x, c)[point], style, color=colour)
             else:
-                # Atoms may share a value, and their weights then add up.
+                # Atoms may share a value in this coordinate: their weights are added.
                 value, member = np.unique(law.atoms_of(point)[:, c], return_inverse=True)
                 mass = np.bincount(member, law.weights[point])
                 if c in law.supports:

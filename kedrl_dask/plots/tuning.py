@@ -1,4 +1,4 @@
-"""What was tried for the automatic settings."""
+"""Candidates tried for the automatic settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kedrl_dask.numerics.regression.input_kernel import WORTHWHILE
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure, panelled
 from kedrl_dask.utils.arrays import Record
 
-#: Sizes that may be chosen, and whose error is looked at.
+#: Sizes that can be chosen automatically, with the titles of their panels.
 GROWN = {
     "n_landmarks": "Landmarks: sections at other inputs",
     "n_basis": "Basis: sections at other inputs",
@@ -25,11 +25,19 @@ GROWN = {
 
 
 def tuning(model: KEDRL) -> Figure:
-    """What was tried for every setting that was chosen automatically, with its score."""
+    """Plot the candidates tried for every automatically chosen setting, with their scores.
+
+    Examples
+    --------
+    >>> from kedrl_dask import plots
+    >>> figure = plots.tuning(model)
+    >>> [axes.get_title() for axes in figure.axes]  # the example gives every other setting
+    ['λ_Γ, all transitions']
+    """
     tried = model.diagnostics_["tuning"]
     draw = _tuning_panels(model, tried)
     if not draw:
-        raise ValueError("tuning: every setting was given, so that nothing was tuned")
+        raise ValueError("tuning: every setting was given explicitly, so nothing was tuned")
     figure, panels = panelled(len(draw), 3, (5, 4.2), (0, 0))
     for axes, panel in zip(panels, draw, strict=True):
         panel(axes)
@@ -37,7 +45,7 @@ def tuning(model: KEDRL) -> Figure:
 
 
 def _tuning_panels(model: KEDRL, tried: Record) -> list[Callable[[Axes], None]]:
-    """What draws each panel."""
+    """Return the functions that draw the panels."""
     draw: list[Callable[[Axes], None]] = []
     if "input_kernel" in tried:
         kernel = tried["input_kernel"]
@@ -54,10 +62,10 @@ def _tuning_panels(model: KEDRL, tried: Record) -> list[Callable[[Axes], None]]:
 
 
 def _length_scales(axes: Axes, tried: Record) -> None:
-    """A map of the error, with the chosen pair."""
+    """Draw a map of the error, with the best pair marked."""
     length_scales, ridges, values = tried["length_scales"], tried["ridges"], np.array(tried["errors"])
     best = np.unravel_index(np.argmin(values), values.shape)
-    # The worst corner is far off; colours are for the differences among the good ones.
+    # The worst corner is far off; the colours resolve the differences among good candidates.
     rows, most = np.arange(len(length_scales)), np.quantile(values, 0.7)
     mesh = axes.pcolormesh(ridges, rows, values, cmap="cividis", vmax=most)
     axes.figure.colorbar(mesh, ax=axes, label="cross-validated error", extend="max")
@@ -67,12 +75,12 @@ def _length_scales(axes: Axes, tried: Record) -> None:
     axes.legend(loc="upper right")
     axes.set_xscale("log")
     axes.set_yticks(range(len(length_scales)), [f"{length:g}" for length in length_scales])
-    axes.set(title="Input kernel, common length", xlabel="ridge")
-    axes.set(ylabel="length scale, in standard deviations")
+    axes.set(title="Input kernel, common length scale", xlabel="ridge")
+    axes.set(ylabel="length scale (standard deviations)")
 
 
 def _trials(axes: Axes, trials: list[Record]) -> None:
-    """Gains of single coordinates' lengths, as shares of the error, with their noise."""
+    """Draw the gains from single coordinates' length scales, as shares of the error, with their noise."""
     position = np.arange(len(trials))
     keys = "gain", "noise", "error"
     gains, noise, errors = (np.array([trial[key] for trial in trials]) for key in keys)
@@ -85,11 +93,11 @@ def _trials(axes: Axes, trials: list[Record]) -> None:
     axes.set_yticks(position, names, fontsize=9 if len(trials) <= 20 else 6)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.locator_params(axis="x", nbins=4)
-    axes.set(title="Lengths of single coordinates", xlabel="fall of the cross-validated error")
-    axes.set(ylabel="coordinate and length tried, in order")
+    axes.set(title="Length scales of single coordinates", xlabel="reduction of the cross-validated error")
+    axes.set(ylabel="coordinate and length scale, in order of trial")
     handles = [Line2D([], [], color=colour, linewidth=6) for colour in (ORANGE, GREY)]
     handles.append(Line2D([], [], color=BLUE, linestyle="--"))
-    axes.legend(handles, ["accepted", "rejected", "worth while"], loc="lower right", fontsize=8)
+    axes.legend(handles, ["accepted", "rejected", "worthwhile"], loc="lower right", fontsize=8)
 
 
 def _ridge(axes: Axes, *, name: str, chosen: float, ridges: list[float], errors: list[float]) -> None:
@@ -101,7 +109,7 @@ def _ridge(axes: Axes, *, name: str, chosen: float, ridges: list[float], errors:
 
 
 def _growth(axes: Axes, name: str, tried: Record) -> None:
-    """The error of an approximation by its size."""
+    """Draw the error of an approximation against its size."""
     size, sizes, tolerance, reason = (tried[key] for key in ("size", "sizes", "tolerance", "reason"))
     axes.loglog(sizes, np.maximum(tried["estimates"], 1e-12), "o-", color=BLUE, markersize=4)
     axes.axhline(tolerance, color=GREY, linestyle=":", label=f"tolerance {tolerance:.1e}")

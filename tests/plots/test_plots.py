@@ -108,7 +108,7 @@ def test_embedding_curves__sorted_by_truth(tmp_path):
 
 
 def test_embedding_curves__shapes_differ():
-    with pytest.raises(ValueError, match=r"shapes \(2, 3\) and \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"estimate \(2, 3\) and truth \(2, 4\)"):
         plots.embedding_curves(np.zeros((2, 3)), np.zeros((2, 4)))
 
 
@@ -136,7 +136,7 @@ def test_embedding_contours__values_are_those_of_embed(model):
 
 @pytest.mark.parametrize("coordinates", [(0, 0), (0, 3), (-1, 0)])
 def test_embedding_contours__bad_coordinates(model, coordinates):
-    with pytest.raises(ValueError, match="not two different ones below 3"):
+    with pytest.raises(ValueError, match="two different coordinates below 3"):
         plots.embedding_contours(model, STATE[0], ACTION[0], coordinates)
 
 
@@ -152,7 +152,7 @@ def test_embedding_surface__is_the_embedding_over_the_mesh(model, tmp_path):
     assert low <= peak <= high
     assert f"return 2 = {law.mean[0, 1]:.2f}" in figure.get_suptitle()
     assert len(plots.embedding_surface(model, STATE[0], ACTION[0]).axes[0].collections) == 1
-    with pytest.raises(ValueError, match="embedding_surface: coordinates"):
+    with pytest.raises(ValueError, match="embedding_surface: expected two"):
         plots.embedding_surface(model, STATE[0], ACTION[0], (1, 1))
 
 
@@ -225,7 +225,7 @@ def test_policy_differences__values_and_intervals(two_laws, tmp_path):
     dataset = two_laws
     figure = plots.policy_differences(dataset, ("mean", "quantile"), inputs=[2, 0])
     panels = check_labels(figure, tmp_path)
-    assert figure.get_suptitle() == "clk less rev, with 80% intervals"
+    assert figure.get_suptitle() == "clk − rev, with 80% intervals"
     for c, axes in enumerate(panels):
         mean, median, zero = axes.lines
         own = dataset.isel(pair=0, coordinate=c, input=[2, 0])
@@ -247,7 +247,7 @@ def two_laws():
     ("call", "message"),
     [
         (lambda found: plots.marginals(found, 3), "marginals: input 3 is not one of 0 to 2"),
-        (lambda found: plots.policy_differences(found, ("median",)), "summaries are"),
+        (lambda found: plots.policy_differences(found, ("median",)), "summaries must be in"),
         (lambda found: plots.policy_differences(found, pair=1), "pair 1 is not one of 0 to 0"),
         (lambda found: plots.policy_differences(found.drop_dims("pair")), "compare at least two"),
     ],
