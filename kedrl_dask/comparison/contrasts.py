@@ -1,4 +1,4 @@
-"""Intervals of summaries from bootstrap replicates, differences between policies, and dominance."""
+"""Bootstrap intervals of summaries, differences between policies, and stochastic dominance."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kedrl_dask.estimator.fitted.results import text
 from kedrl_dask.numerics.laws.summaries import SUMMARIES, Summaries
 from kedrl_dask.utils.arrays import Indices, Real
 
-#: Difference of distribution functions below which they count as equal.
+#: Distribution functions that differ by no more than this count as equal.
 DOMINANCE_TOLERANCE = 0.01
-#: A summary, and with a bootstrap its standard error and the ends of its interval.
+#: Suffixes of a summary and, with a bootstrap, of its standard error and the ends of its interval.
 INTERVAL_PARTS = ("", "_standard_error", "_low", "_high")
-#: What probabilities and densities cannot leave, which intervals by a standard error may.
+#: Ranges of probabilities and densities, to which intervals based on a standard error are clipped.
 BOUNDS = {"cdf": (0.0, 1.0), "density": (0.0, np.inf)}
 
 
@@ -35,7 +35,7 @@ def intervals(summaries: Summaries, draws: Sequence[Draws], interval: float) -> 
 def _labelled(
     summaries: Summaries, draws: Sequence[Draws], interval: float, lead: str, suffix: str
 ) -> xr.Dataset:
-    """Standard errors and intervals, one draw for each label of ``lead``."""
+    """Standard errors and intervals, with one set of draws for each label of ``lead``."""
     parts = [np.stack([d.standard_error for d in draws])]
     parts += [np.stack(ends) for ends in zip(*(d.interval(interval) for d in draws), strict=True)]
     found = xr.Dataset()
@@ -48,7 +48,7 @@ def _labelled(
 def contrasts(
     summaries: Summaries, estimates: Mapping[str, Real], draws: Mapping[str, Draws], interval: float
 ) -> xr.Dataset:
-    """Differences and dominance, for every pair: the later policy less the earlier one."""
+    """Differences and dominance for every pair of policies: the later one minus the earlier one."""
     pairs = list(combinations(estimates, 2))
     if not pairs:
         return xr.Dataset()
@@ -80,7 +80,7 @@ def contrasts(
 
 
 def dominance(below: Real) -> Indices:
-    """Which law dominates, from differences F₁ − F₀ of distribution functions: 1, −1 for 0, or 0 for none."""
+    """Sign of dominance from F₁ − F₀: 1 if the first law dominates, −1 if the zeroth does, 0 if neither."""
     largest, smallest = below.max(axis=-1), below.min(axis=-1)
     later = (largest <= DOMINANCE_TOLERANCE) & (smallest < -DOMINANCE_TOLERANCE)
     sooner = (smallest >= -DOMINANCE_TOLERANCE) & (largest > DOMINANCE_TOLERANCE)

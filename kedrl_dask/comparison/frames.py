@@ -1,6 +1,6 @@
-"""Datasets of results as pandas tables, and these as Parquet files.
+"""Results datasets as pandas tables and Parquet files.
 
-The datasets are those of ``compare(...).dataset`` and ``model.embedding(...).dataset()``.
+The datasets come from ``compare(...).dataset`` and ``model.embedding(...).dataset()``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kedrl_dask.comparison.contrasts import INTERVAL_PARTS
 from kedrl_dask.engine.storage.atomic import atomic_directory
 from kedrl_dask.numerics.laws.summaries import SUMMARIES
 
-#: Attributes of a dataset that go with each of its tables.
+#: Attributes of a dataset that are copied to each of its tables.
 KEPT = (
     "caution", "tail", "interval", "n_replicates", "seed", "fingerprint", "versions", "findings", "accepted",
 )  # fmt: skip
@@ -30,7 +30,7 @@ def summaries(dataset: xr.Dataset) -> pd.DataFrame:
 
 
 def differences(dataset: xr.Dataset) -> pd.DataFrame:
-    """Differences of summaries between policies."""
+    """Differences between the summaries of each pair of policies."""
     return _tidy(dataset, "_difference", ["minuend", "subtrahend"])
 
 
@@ -42,23 +42,23 @@ def dominance(dataset: xr.Dataset) -> pd.DataFrame:
 
 
 def distance(dataset: xr.Dataset) -> pd.DataFrame:
-    """RKHS distance of the embeddings by pair of policies and input."""
+    """RKHS distance between the embeddings by pair of policies and input."""
     return _frame(dataset, "mmd")[["minuend", "subtrahend", "input", "mmd"]]
 
 
 def overlap(dataset: xr.Dataset) -> pd.DataFrame:
-    """Target actions beside logged ones by policy and action."""
+    """Target actions compared with logged ones, by policy and action."""
     actions = ("logged_mean", "logged_deviation", "target_mean", "shift", "outside")
     return _frame(dataset, *actions, "distance", "logged_distance", "ess")
 
 
 def support(dataset: xr.Dataset) -> pd.DataFrame:
-    """Recovered mass at the edges of the grid by policy, input and coordinate."""
+    """Recovered mass at the edges of the grid, by policy, input and coordinate."""
     return _frame(dataset, "edge_low", "edge_high")
 
 
 def weights(dataset: xr.Dataset) -> pd.DataFrame:
-    """Probability of each atom by policy and input, with its place: ``return_0``, ``return_1``, …"""
+    """Probability of each atom by policy and input, with its coordinates ``return_0``, ``return_1``, …"""
     frame = _frame(dataset, "weight")[["policy", "input", "atom", "weight"]]
     places = dataset["atoms"].broadcast_like(dataset["weight"])
     places = places.transpose("policy", "input", "atom", "coordinate")
@@ -67,7 +67,7 @@ def weights(dataset: xr.Dataset) -> pd.DataFrame:
     return frame
 
 
-#: The tables, each with a variable that a dataset has if it has the table.
+#: The tables, each with a variable whose presence in a dataset shows that the table can be made.
 TABLES: dict[str, tuple[str, Callable[[xr.Dataset], pd.DataFrame]]] = {
     "summaries": ("mean", summaries),
     "weights": ("weight", weights),
@@ -80,10 +80,10 @@ TABLES: dict[str, tuple[str, Callable[[xr.Dataset], pd.DataFrame]]] = {
 
 
 def write_parquet(dataset: xr.Dataset, path: str | Path) -> None:
-    """Write all tables of a dataset to a new directory, which appears when it is complete.
+    """Write all tables of a dataset atomically to a new directory.
 
-    There is a file for each, ``summaries.parquet`` and so on; ``pandas.read_parquet`` reads them, with the
-    dataset's caution, findings, seed, versions and fingerprint of the data as ``attrs``.
+    Each table is a file such as ``summaries.parquet``; ``pandas.read_parquet`` restores it, with the
+    dataset's caution, findings, seed, versions and data fingerprint in ``attrs``.
     """
     with atomic_directory(path) as partial:
         partial.mkdir()
@@ -95,7 +95,7 @@ def write_parquet(dataset: xr.Dataset, path: str | Path) -> None:
 
 
 def _plain(value: object) -> object:
-    """A number or text as JSON has it."""
+    """Convert a NumPy scalar to a value that JSON can hold."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -19,7 +19,7 @@ DASHES = ("-", "--", "-.", ":")
 def panelled(
     n: int, most: int, size: tuple[float, float], margin: tuple[float, float], share: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of n panels of some size in inches, at most ``most`` in a row, with room around them."""
+    """Create a figure of n panels, at most ``most`` per row; panel size and margins are in inches."""
     columns = min(most, n)
     rows = -(-n // columns)
     width, height = size[0] * columns + margin[0], size[1] * rows + margin[1]

@@ -1,4 +1,4 @@
-"""What a report tells, whatever it is made from."""
+"""The content of a report, whatever its source."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from kedrl_dask.estimator.fitted.findings import Finding, Refused, fit_evidence,
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.utils.arrays import Inputs, Record
 
-#: Name of the policy of a saved model.
+#: Name given to the policy of a saved model.
 FITTED = "fitted policy"
-#: Inputs of a model for which none are given: shares of the first principal component of its basis.
+#: Quantiles of the first principal component of a model's basis that serve as default inputs.
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a report tells; there is no dataset if the answers were refused."""
+    """The content of a report; the dataset is None if the answers were refused."""
 
     title: str
     source: str
-    dataset: xr.Dataset | None  # as fitted.results.law_dataset has it
+    dataset: xr.Dataset | None  # from fitted.results.law_dataset
     findings: tuple[Finding, ...]
     accepted: tuple[str, ...]
     policies: dict[str, str]  # parameters in words
     diagnostics: dict[str, Record]  # by policy
     settings: Record
     versions: dict[str, str]
-    seconds: dict[str, float]  # of the stages beside the fits
-    where: str  # at which inputs
+    seconds: dict[str, float]  # of the stages other than the fits
+    where: str  # the inputs in words
     drift: Drift | None = None
 
     @property
     def refused(self) -> tuple[Finding, ...]:
-        """What the answers were refused for."""
+        """The findings for which the answers were refused."""
         if self.dataset is not None:
             return ()
         return tuple(f for f in self.findings if f.severity == "refuse" and f.code not in self.accepted)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the data and of the fit; the same for all policies."""
+        """Sizes of the data and of the fit, common to all policies."""
         return next(iter(self.diagnostics.values()))["sizes"]
 
 
 def read(path: str | Path, accept: Sequence[str] = ()) -> Content:
-    """Content from a results store, a saved model, or a directory with a saved model in ``model``.
+    """Read content from a results store, a saved model, or a directory that holds a model in ``model``.
 
     Answers of a model are not refused for findings with the codes ``accept``; results were judged when they
     were computed.
@@ -71,7 +71,7 @@ def read(path: str | Path, accept: Sequence[str] = ()) -> Content:
         return from_model(KEDRL.load(path), str(path), None, accept)
     if attributes is not None and {"findings", "policies", "diagnostics"} <= set(attributes):
         return from_results(results.read_zarr(path), str(path))
-    found = "nothing of the kind" if attributes is None else f"a store of kind {attributes.get('kind')!r}"
+    found = "none of these" if attributes is None else f"a store of kind {attributes.get('kind')!r}"
     raise StoreError(
         f"{path}: expected results (compare(...).to_zarr), a saved model, or a directory with a saved model "
         f"in 'model'; it is {found}"
@@ -79,7 +79,7 @@ def read(path: str | Path, accept: Sequence[str] = ()) -> Content:
 
 
 def _points(path: Path) -> Inputs | None:
-    """The inputs that a demonstration looked at."""
+    """Read the inputs that a demonstration evaluated."""
     summary = path / "summary.json"
     if not summary.exists():
         return None
@@ -88,13 +88,13 @@ def _points(path: Path) -> Inputs | None:
 
 
 def from_results(dataset: xr.Dataset, source: str) -> Content:
-    """Content from results, as ``compare(...).dataset`` has them."""
+    """Make content from a results dataset such as ``compare(...).dataset``."""
     facts = {
         name: json.loads(dataset.attrs.get(name, "{}"))
         for name in ("policies", "diagnostics", "settings", "versions", "seconds")
     }
     names = [str(name) for name in dataset["policy"].values]
-    for by_policy in ("policies", "diagnostics"):  # somebody may have selected some of the policies
+    for by_policy in ("policies", "diagnostics"):  # the dataset may hold a selection of the policies
         facts[by_policy] = {name: facts[by_policy][name] for name in names}
     title = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     return Content(
@@ -122,17 +122,17 @@ def _where(dataset: xr.Dataset) -> str:
 def from_model(
     model: KEDRL, source: str, inputs: npt.ArrayLike | None = None, accept: Sequence[str] = ()
 ) -> Content:
-    """Content from a fitted model, whose laws are recovered at inputs (n, p + q).
+    """Make content from a fitted model by recovering its laws at inputs (n, p + q).
 
-    Unless given, these are points of the basis along its first principal component. ``accept`` has the codes
-    of findings for which answers are not to be refused.
+    By default, these are points of the basis along its first principal component. ``accept`` lists the codes
+    of findings to accept, for which answers are not refused.
     """
     chosen = typical_inputs(model) if inputs is None else np.asarray(inputs, dtype=np.float64)
     state, action = np.hsplit(chosen, [model.diagnostics_["sizes"]["state_dim"]])
     where = f"at {len(chosen)} state-action inputs, the policy acting from the next step on"
     if inputs is None:
         shares = ", ".join(f"{share:.0%}" for share in SHARES)
-        where += f" (points of the fit's basis at {shares} of its first principal component)"
+        where += f" (basis points at the {shares} quantiles of the first principal component)"
     dataset, findings = None, tuple(objections(fit_evidence(model.fitted_)))
     try:
         dataset = model.embedding(state, action, accept).dataset(FITTED)
@@ -159,7 +159,7 @@ def from_model(
 
 
 def typical_inputs(model: KEDRL) -> Inputs:
-    """Points of the basis along its first principal component, in units of the input kernel; (n, p + q)."""
+    """Choose basis points along the first principal component of inputs scaled by the kernel; (n, p + q)."""
     scaled = model.input_kernel_.scale(model.basis_)
     centred = scaled - scaled.mean(axis=0)
     score = centred @ np.linalg.svd(centred, full_matrices=False)[2][0]

@@ -1,5 +1,5 @@
 "use strict";
-// Controls of the page: they choose what the charts and tables show, and the theme.
+// Controls of the page: they select the theme and the contents of the charts and tables.
 const element = id => document.getElementById(id);
 const preference = window.matchMedia("(prefers-color-scheme: dark)");
 const themeNow = () => document.documentElement.dataset.theme || (preference.matches ? "dark" : "light");
@@ -87,7 +87,7 @@ if (payload) {
     for (const box of document.querySelectorAll("input.policy")) box.addEventListener("change", showCurves);
     for (const id of ["coordinate", "pair", "summary"])
       if (element(id)) element(id).addEventListener("change", showDifferences);
-    // A browser may remember what was chosen before the page was loaded again.
+    // A browser may restore earlier selections when the page is reloaded.
     showCurves();
     showDifferences();
     paint(themeNow());

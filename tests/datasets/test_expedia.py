@@ -301,9 +301,9 @@ def drop_column(column):
 
 FAULTS = {
     "empty": (lambda lines, names: lines.clear(), "is empty, expected a header of 54 columns"),
-    "header alone": (lambda lines, names: lines.__delitem__(slice(1, None)), "has a header and no rows"),
+    "header alone": (lambda lines, names: lines.__delitem__(slice(1, None)), "has a header but no rows"),
     "missing column": (drop_column("price_usd"), "line 1 has no column price_usd; expected the 54 columns"),
-    "test.csv": (drop_column("click_bool"), "give train.csv"),
+    "test.csv": (drop_column("click_bool"), "use train.csv instead"),
     "not a number": (
         set_entry(7, "price_usd", "cheap"),
         "line 7, column price_usd: is 'cheap', expected a num",

@@ -144,13 +144,13 @@ def test_checks__an_accepted_refusal_stays_red_and_says_so(saved):
     (check,) = [check for check in checks(content) if check.code == "coverage"]
     assert (check.light, check.is_accepted) == ("red", True)
     text = report.render(content)
-    assert "Answers are given although findings would refuse them: coverage" in text
-    assert "Some of this would mislead" in text
+    assert "Answers are shown despite findings that would refuse them: coverage" in text
+    assert "Some of these answers would mislead" in text
 
 
 def test_refused__page_has_reasons_in_place_of_answers(refused_page):
     text = text_of(refused_page)
-    assert "They were refused, because they would mislead" in text
+    assert "The answers were refused because they would mislead" in text
     assert "38.0% of the points" in text
     assert "--accept coverage" in text
     assert "Bokeh.embed" in text
@@ -211,7 +211,8 @@ def test_cli__writes_the_page_and_replaces_reports_alone(saved, place, found, ca
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("nowhere", "no such file"), ("data", "of kind 'transitions'"), (".", "nothing of")]
+    ("name", "message"),
+    [("nowhere", "no such file"), ("data", "of kind 'transitions'"), (".", "none of these")],
 )
 def test_read__what_it_is_not_made_from(found, place, name, message):
     with pytest.raises(StoreError, match=message):

@@ -1,8 +1,8 @@
-"""The published file and the variables made from it, declared once.
+"""Columns of the published file, and the variables derived from them.
 
 The file is ``train.csv`` of Kaggle's *Personalize Expedia Hotel Searches* (ICDM 2013): one row for each
-property shown in a search, 9.9 million of them, missing entries written as ``NULL``. It may not be
-redistributed, and nothing of it is here but its columns and summary statistics that the paper prints.
+property shown in a search, 9.9 million in all, with missing entries written as ``NULL``. The file may not be
+redistributed; only its column names and the summary statistics printed in the paper appear here.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-#: How the file writes a missing entry.
+#: A missing entry in the file.
 NULL = "NULL"
 COMPETITORS = range(1, 9)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the file: its kind, and the share of entries that are missing, to about a hundredth."""
+    """A column of the file: its kind, and the share of missing entries, to about a hundredth."""
 
     name: str
     kind: Literal["integer", "number", "time"]
     missing: float = 0.0
 
 
-#: Of each competitor: shares of missing rates, inventories and differences.
+#: Shares of missing rates, inventories and rate differences for each competitor.
 _MISSING = {
     1: (0.976, 0.974, 0.981), 2: (0.592, 0.570, 0.888), 3: (0.691, 0.668, 0.905), 4: (0.938, 0.931, 0.974),
     5: (0.552, 0.524, 0.830), 6: (0.952, 0.947, 0.981), 7: (0.936, 0.928, 0.972), 8: (0.613, 0.599, 0.876),
@@ -69,7 +69,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("booking_bool", "integer"),
 )
 
-#: Columns that the variables are made from, in the order of the file.
+#: Columns from which the variables are derived, in the order of the file.
 NEEDED: tuple[Column, ...] = tuple(
     column
     for column in COLUMNS

@@ -1,4 +1,4 @@
-"""What is wrong with a file, with its name, the line and the column."""
+"""Error messages that locate the first fault in a file by line and column."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from kedrl_dask.datasets.expedia.columns import COLUMNS, NEEDED, NULL, Column
 from kedrl_dask.utils.checks import cut, shown
 
-#: Characters of a line that can be meant.
+#: Most characters read from the header line.
 LONGEST_LINE = 100_000
 
 
 class FileError(ValueError):
-    """The file is not what it should be; the message names it, the line and the column."""
+    """The file is invalid; the message names the file, the line and the column."""
 
 
 def check_header(path: Path) -> None:
-    """Refuse a file without the columns that the variables are made from."""
+    """Raise an error if the file lacks a column that the variables need."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         first = file.readline(LONGEST_LINE)
     if not first.strip():
-        raise FileError(f"{path}: is empty, expected a header of {len(COLUMNS)} columns and rows")
+        raise FileError(f"{path}: is empty, expected a header of {len(COLUMNS)} columns, and rows")
     names = next(csv.reader([first]))
     missing = [column.name for column in NEEDED if column.name not in names]
     if missing:
         outcomes = {"click_bool", "gross_bookings_usd"}
-        hint = "; test.csv has no outcomes: give train.csv" if set(missing) <= outcomes else ""
+        hint = "; test.csv has no outcomes: use train.csv instead" if set(missing) <= outcomes else ""
         raise FileError(
             f"{path}: line 1 has no column {', '.join(missing)}; expected the {len(COLUMNS)} columns of the "
             f"published train.csv, found {len(names)}: {cut(', '.join(names), 200)}{hint}"
@@ -39,7 +39,7 @@ def check_header(path: Path) -> None:
 
 
 def find_fault(path: Path, reason: str) -> FileError:
-    """The first line that cannot be read, in words; ``reason`` is what the fast reader said."""
+    """Describe the first unreadable line; ``reason`` is the message of the fast reader."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         reader = csv.reader(file)
         names = next(reader)
@@ -48,7 +48,7 @@ def find_fault(path: Path, reason: str) -> FileError:
             if len(fields) not in (0, len(names)):
                 return FileError(
                     f"{path}: line {reader.line_num} has {len(fields)} entries, expected {len(names)} as in "
-                    "the header; is the file cut off?"
+                    "the header; is the file truncated?"
                 )
             for place, column in needed if fields else ():
                 if not _is_readable(fields[place], column):

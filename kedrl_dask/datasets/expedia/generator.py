@@ -1,9 +1,9 @@
-"""Files like the published one, of any size: the same columns, types and missing entries, invented numbers.
+"""Synthetic files of any size with the columns, types and missing entries of the published one.
 
-Every number is drawn here, none is taken from the data. Marginals of the search lists are near those of
-tab:expedia_data_desc, with heavy tails of prices; destinations differ in level and drift in demand over time.
-Cheaper lists with more promotions are clicked more, dearer ones bring more revenue. Nothing else is claimed
-of them: results on such a file say how the method works, and nothing about hotels.
+Every number is simulated; none is taken from the data. Marginals of the search lists are close to those of
+tab:expedia_data_desc, with heavy-tailed prices. Destinations differ in price level, and their demand drifts
+over time. Cheaper lists with more promotions attract more clicks; more expensive ones earn more revenue. The
+resemblance ends there: results on such a file illustrate the method and say nothing about hotels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kedrl_dask.engine.storage.untrusted import require_space
 from kedrl_dask.utils.arrays import Array
 from kedrl_dask.utils.checks import MOST_SEED, check_count
 
-#: Searches made at once, from a generator of their own: a search is the same however many are asked for.
+#: Searches per block. Each block has its own random generator, so a search does not depend on their number.
 BLOCK_SEARCHES = 1_000
-#: Searches for each destination, on average, in the published file; and the largest number of a destination.
+#: Mean number of searches per destination in the published file, and its largest destination identifier.
 SEARCHES_PER_DESTINATION, LARGEST_DESTINATION = 22, 28_416
-#: Bytes of a row, and properties of a list.
+#: Approximate bytes per row and properties per list.
 ROW_BYTES, LIST_ROWS = 200, 24
-#: The time that the published file spans, in seconds since 1970.
+#: Period covered by the published file, in seconds since 1970.
 FIRST_SECOND, LAST_SECOND = 1_351_728_000, 1_372_636_799
 _ROOMS = np.array([0.9, 0.078, 0.0125, 0.0055, 0.0018, 0.001, 0.0006, 0.0006])
 _REVIEWS = np.array([0.035, 0.006, 0.006, 0.012, 0.03, 0.09, 0.19, 0.31, 0.2605, 0.0605])
@@ -44,12 +44,11 @@ def write_like_published(
     seed: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> Path:
-    """Write a file of the published schema with invented searches, piece by piece.
+    """Write a file of synthetic searches with the published schema, block by block.
 
-    The file must not exist, and appears when it is complete. A search has 24 properties on average; the
-    published file has 399,344 searches. There is a destination for each 22 searches by default, and some are
-    searched for much more than others. ``advance`` is called with the number of searches of each piece when
-    it is written.
+    The file must not exist; it is written atomically. A search has 24 properties on average, and the
+    published file has 399,344 searches. By default there is one destination per 22 searches; some are far
+    more popular than others. ``advance`` is called with the number of searches of each block written.
     """
     path = Path(path)
     n_destinations = -(-n_searches // SEARCHES_PER_DESTINATION) if n_destinations is None else n_destinations
@@ -72,7 +71,7 @@ def write_like_published(
 
 @dataclass(frozen=True)
 class _Destinations:
-    """What the searches of a destination have in common; one entry for each."""
+    """Properties shared by the searches of a destination, with one entry per destination."""
 
     number: Array
     popularity: Array  # cumulative
@@ -97,7 +96,7 @@ class _Destinations:
 def _pieces(
     destinations: _Destinations, n_searches: int, seed: int
 ) -> Iterator[tuple[int, dict[str, Array]]]:
-    """Number of searches and columns of one block after the other; rows of a search are adjacent."""
+    """Yield the number of searches and the columns of each block; the rows of a search are adjacent."""
     for block, first in enumerate(range(0, n_searches, BLOCK_SEARCHES)):
         rng = np.random.default_rng([seed, 1, block])
         searches = _searches(destinations, first, rng)
@@ -154,14 +153,14 @@ def _searches(destinations: _Destinations, first: int, rng: np.random.Generator)
 
 
 def _properties(searches: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """One entry for each property shown in the searches of a block."""
+    """Draw the columns of a block, with one entry for each property shown in a search."""
     size = searches["size"]
     of = np.repeat(np.arange(len(size)), size)
     n = len(of)
     own = {name: values[of] for name, values in searches.items()}
     position = np.arange(n) - np.repeat(np.cumsum(size) - size, size)
     deviation = rng.standard_normal(n)
-    # Some are sold at prices that cannot be meant, as in the published file.
+    # As in the published file, a few prices are implausibly high.
     price = np.exp(own["price"]) * np.exp(own["spread"] * deviation)
     price *= np.where(rng.random(n) < 1e-4, rng.pareto(1.0, n) * 50 + 10, 1.0)
     within = 0.23 * np.exp(0.25 * rng.standard_normal(len(size)))[of]
@@ -204,7 +203,7 @@ def _properties(searches: dict[str, Array], rng: np.random.Generator) -> dict[st
 def _outcomes(
     own: dict[str, Array], of: Array, position: Array, price: Array, promoted: Array, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Clicks, mostly on what is shown first, and bookings of what was clicked."""
+    """Draw clicks, mostly on the properties shown first, and bookings of clicked properties."""
     n_lists = int(of[-1]) + 1
     total = np.bincount(of, promoted, n_lists)[of]
     log_rate = -0.9 * (own["price"] - 4.8) + 0.06 * (total - 3.6) - 1.2 * (own["spread"] - 0.24)
@@ -214,7 +213,7 @@ def _outcomes(
     clicked = rng.random(len(of)) < chance.clip(0, 0.9)
     worth = 0.11 * np.exp(0.8 * (own["price"] - 4.8) + 0.8 * (own["spread"] - 0.24))
     booked = clicked & (rng.random(len(of)) < worth) & (price < 1_000)
-    # A search ends with one booking.
+    # A search has at most one booking.
     order = np.flatnonzero(booked)
     first = np.unique(of[order], return_index=True)[1]
     single = np.zeros(len(of), dtype=bool)
@@ -227,12 +226,12 @@ _SHARES = {column.name: column.missing for column in COLUMNS}
 
 
 def _missing(values: Array, name: str, rng: np.random.Generator) -> Array:
-    """The values with as many of them missing as in the published file."""
+    """Set as large a share of the values to NaN as is missing in the published file."""
     return np.where(rng.random(len(values)) < _SHARES[name], np.nan, values)
 
 
 def _texts(values: Array, column: Column) -> pa.Array:
-    """A column as the file has it."""
+    """Format a column as text in the style of the published file."""
     if column.kind == "time":
         return pc.strftime(pa.array(values, pa.timestamp("s")), format="%Y-%m-%d %H:%M:%S")
     given = pa.array(values, from_pandas=True)

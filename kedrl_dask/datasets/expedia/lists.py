@@ -1,7 +1,7 @@
-"""From the published file to search lists: one pass, in memory that grows with searches and not with rows.
+"""Aggregation of the published file to search lists, in one pass and in memory proportional to the searches.
 
-Every row of a property is a partial sum of its search, and partial sums of a search are combined where they
-meet: the rows of a search need be neither adjacent nor in any order but that of the list itself.
+Each row of the file is a partial sum of its search, and partial sums of one search are combined. The rows of
+a search must keep the order of the list but need not be adjacent.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from kedrl_dask.utils.arrays import Array
 #: Partial sums: one entry of each array for each part of a search.
 Parts = dict[str, Array]
 
-#: Bytes of the file that are parsed at once.
+#: Bytes of the file parsed at a time.
 BLOCK_BYTES = 2**24
-#: Parts that are gathered before those of the same search are combined.
+#: Parts gathered before those of the same search are combined.
 GATHERED = 200_000
-#: What is the same in all rows of a search; what is added up; of what the first that is not missing is taken.
+#: Columns that are constant within a search; that are summed; whose first entry that is not missing is used.
 CONSTANT = ("srch_destination_id", "srch_room_count", "srch_length_of_stay")
 ADDED = ("promotion_flag", "click_bool", "gross_bookings_usd")
 FIRST = ("prop_location_score1", "prop_review_score")
-#: Of what means and standard deviations are taken.
+#: Columns summarised by their mean and standard deviation.
 SPREAD = ("price_usd", "prop_log_historical_price")
 
 _TYPES = {"integer": pa.int64(), "number": pa.float64(), "time": pa.timestamp("s")}
 
 
 def read_lists(path: str | PathLike[str], advance: Callable[[int], None] | None = None) -> pd.DataFrame:
-    """Aggregate the rows of the published file, or one like it, to search lists (tab:expedia_data_vars).
+    """Aggregate the rows of the published file, or a similar one, to search lists (tab:expedia_data_vars).
 
-    There is one row for each search, by ``srch_destination_id`` and ``time_idx``, which counts from 1 in the
-    order of the earliest ``date_time``; the variables, NaN where a list has too few entries for one; and
-    ``srch_id``, ``date_time`` and ``n_properties``. ``advance`` is called with the number of rows of each
-    piece. A :class:`FileError` names the file, the line and the column.
+    The result has one row for each search, sorted by ``srch_destination_id`` and ``time_idx``, which counts
+    from 1 in the order of the earliest ``date_time``. Its columns also include ``srch_id``, ``date_time``,
+    ``n_properties`` and the variables, NaN if a list has too few entries for them. ``advance`` is called
+    with the number of rows of each piece. A :class:`FileError` names the file, the line and the column.
 
-    The paper's table leaves three things open, and its summary statistics decide two of them. A historical
-    price of 0 says that the property was not sold, and counts as missing: with zeros lists would not have a
-    mean of 5.0 and, three in four of them, a standard deviation below 0.3. A review score of 0 says that
-    there are no reviews, and counts as missing too: the smallest score of the paper's lists is 1. Standard
-    deviations are those of a sample, with n − 1, so that a list of one property has none.
+    The paper's table leaves three choices open, two of which its summary statistics settle. A historical
+    price of 0 means that the property was not sold, and counts as missing: with zeros, the mean would not be
+    5.0, nor would three in four lists have a standard deviation below 0.3. A review score of 0 means that
+    there are no reviews, and counts as missing too: the smallest score in the paper's lists is 1. Standard
+    deviations are sample ones, with n − 1, and are undefined for a list of one property.
     """
     path = Path(path)
     check_header(path)
@@ -60,16 +60,16 @@ def read_lists(path: str | PathLike[str], advance: Callable[[int], None] | None 
         if waiting > limit:
             gathered = [_combine(path, _joined(gathered))]
             waiting = len(gathered[0]["srch_id"])
-            limit = GATHERED + 2 * waiting  # so that combining stays linear in the number of searches
+            limit = GATHERED + 2 * waiting  # keeps the cost of combining linear in the number of searches
         if advance is not None:
             advance(len(rows["srch_id"]))
     if not gathered:
-        raise FileError(f"{path}: has a header and no rows; is it the whole file?")
+        raise FileError(f"{path}: has a header but no rows; is the file complete?")
     return _variables(_combine(path, _joined(gathered)))
 
 
 def _pieces(path: Path) -> Iterator[Parts]:
-    """The rows of the file, each as a part of its search."""
+    """Yield the rows of the file, each as a part of its search."""
     convert = csv.ConvertOptions(
         column_types={column.name: _TYPES[column.kind] for column in NEEDED},
         include_columns=[column.name for column in NEEDED],
@@ -122,7 +122,7 @@ def _parts(path: Path, batch: pa.RecordBatch, line: int) -> Parts:
     return parts
 
 
-#: Least and largest values of columns that are more than numbers.
+#: Valid ranges of columns, with their descriptions for error messages.
 _RANGES = {
     "srch_length_of_stay": (1, np.inf, "at least 1 night"),
     "srch_room_count": (1, np.inf, "at least 1 room"),
@@ -151,7 +151,7 @@ def _joined(parts: list[Parts]) -> Parts:
 
 
 def _combine(path: Path, parts: Parts) -> Parts:
-    """One part for each search, from parts in the order of the file."""
+    """Combine parts in file order to one part for each search."""
     order = np.argsort(parts["srch_id"], kind="stable")
     parts = {name: values[order] for name, values in parts.items()}
     starts = np.flatnonzero(np.append(True, np.diff(parts["srch_id"]) != 0))
@@ -186,8 +186,8 @@ def _check_constant(path: Path, parts: Parts, starts: Array, sizes: Array) -> No
             first = starts[np.searchsorted(starts, row, side="right") - 1]
             raise FileError(
                 f"{path}: line {parts['line'][row]}, column {name}: is {parts[name][row]} in search "
-                f"{parts['srch_id'][row]}, which has {parts[name][first]} in line {parts['line'][first]}; a "
-                "search has one: correct the entry or remove the search"
+                f"{parts['srch_id'][row]}, but {parts[name][first]} in line {parts['line'][first]}; it must "
+                "be the same throughout a search: correct the entry or remove the search"
             )
 
 
