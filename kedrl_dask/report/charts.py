@@ -96,7 +96,7 @@ def _curve_chart(name: Literal["density", "cdf"], data: ChartData) -> figure:
     """Density or distribution function of all policies, with bands; bars where the law is discrete."""
     first = data["curves"][0][0]
     x_range = Range1d(start=first["range"][0], end=first["range"][1])
-    label = "density" if name == "density" else "probability of at most this"
+    label = "density" if name == "density" else "cumulative probability"
     chart = _chart(name, x_range=x_range, x_axis_label="return 1", y_axis_label=label)
     if name == "cdf":
         chart.y_range = Range1d(start=-0.02, end=1.02)

@@ -54,7 +54,7 @@ def _compared(dataset: xr.Dataset, coordinate: int) -> list[str]:
         part = dataset.isel(pair=p, coordinate=coordinate)
         later, sooner = part["minuend"].item(), part["subtrahend"].item()
         value = part["mean_difference"].to_numpy()
-        text = f"Return {coordinate + 1}, {later} less {sooner}: the mean differs by {_range(value)}"
+        text = f"Return {coordinate + 1}, {later} − {sooner}: the mean differs by {_range(value)}"
         if "mean_difference_low" in part:
             low, high = part["mean_difference_low"].to_numpy(), part["mean_difference_high"].to_numpy()
             higher, lower = _of(low > 0), _of(high < 0)
@@ -100,7 +100,7 @@ def pairs(dataset: xr.Dataset) -> list[str]:
     if "pair" not in dataset.dims:
         return []
     names = zip(dataset["minuend"].values, dataset["subtrahend"].values, strict=True)
-    return [f"{later} less {sooner}" for later, sooner in names]
+    return [f"{later} − {sooner}" for later, sooner in names]
 
 
 def summaries_at(dataset: xr.Dataset) -> list[list[Row]]:
