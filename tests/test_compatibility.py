@@ -68,7 +68,7 @@ def test_model__answers_the_same(written, expected):
 def test_cache__serves(written, expected, monkeypatch):
     """Nothing of the pass is computed again."""
     monkeypatch.setattr(
-        "kedrl_dask.estimator.fit.streaming.accumulate", lambda *_: pytest.fail("the pass was repeated")
+        "kedrl_dask.engine.passes.streaming_pass.accumulate", lambda *_: pytest.fail("the pass was repeated")
     )
     store = TransitionStore.open(written / "store")
     assert_answers(fit(store, cache=written / "cache"), expected)

@@ -109,7 +109,7 @@ def test_bootstrap__needs_no_pass_where_the_fit_left_its_sums(store, policy, ker
     model.fit(store, policy, executor=ThreadExecutor(2), cache=tmp_path / "cache", progress="none")
     expected = bootstrap(model, store, policy, n_replicates=3)
     monkeypatch.setattr(
-        "kedrl_dask.estimator.fit.streaming.accumulate", lambda *_: pytest.fail("the pass was repeated")
+        "kedrl_dask.engine.passes.streaming_pass.accumulate", lambda *_: pytest.fail("the pass was repeated")
     )
     again = bootstrap(model, store, policy, n_replicates=3, cache=tmp_path / "cache")
     np.testing.assert_array_equal(again.coefficients, expected.coefficients)

@@ -152,7 +152,7 @@ def test_cache__second_policy_reuses_what_does_not_depend_on_it(store, cache, mo
     }
     # The same fit again writes nothing, and streams nothing.
     monkeypatch.setattr(
-        "kedrl_dask.estimator.fit.streaming.accumulate",
+        "kedrl_dask.engine.passes.streaming_pass.accumulate",
         lambda *_: pytest.fail("the pass was repeated"),
         raising=True,
     )

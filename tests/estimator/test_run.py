@@ -140,9 +140,9 @@ MOMENTS = [
     ("separated", "kedrl_dask.estimator.fit.separated.evaluate_points", 5),
     ("separated", "kedrl_dask.engine.passes.separated_objective._product", 20),
     ("separated", "kedrl_dask.estimator.fit_model.diagnose", 1),
-    ("ratio", "kedrl_dask.estimator.fit.streaming.ratio_moments", 3),
+    ("ratio", "kedrl_dask.engine.passes.streaming_pass.ratio_moments", 3),
     ("paired", "kedrl_dask.estimator.fit.paired.contract_link", 2),
-    ("paired", "kedrl_dask.estimator.fit.paired.solve_waves", 2),
+    ("paired", "kedrl_dask.engine.passes.paired_target.solve_waves", 2),
     ("lbfgs", "kedrl_dask.numerics.criterion.separated.value_and_gradient", 60),
     ("adamw", "kedrl_dask.numerics.criterion.separated.value_and_gradient", 90),
 ]
