@@ -22,7 +22,10 @@ def bare():
     stack = ExitStack()
     codecs = {True: (ZstdCodec(),), False: None}
     stack.enter_context(mock.patch("kedrl_dask.engine.storage.array_store._codecs", side_effect=codecs.get))
-    for name in ("kedrl_dask.engine.storage.ArrayStore.commit", "kedrl_dask.engine.storage.cache.commit"):
+    for name in (
+        "kedrl_dask.engine.storage.array_store.ArrayStore.commit",
+        "kedrl_dask.engine.storage.cache.commit",
+    ):
         stack.enter_context(mock.patch(name, return_value=None))
     return stack
 
