@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from kedrl_dask.engine.storage.untrusted import checked_path, reason, what_is_fo
 from kedrl_dask.utils.arrays import Array, Record
 from kedrl_dask.utils.checks import shown
 
-ZarrArray = zarr.Array[Any]  # of either version of the format, known only at run time
+ZarrArray: TypeAlias = "zarr.Array[Any]"  # of either version of the format, known only at run time
 
 FORMAT_VERSION = 2
 #: From this version on every chunk ends in its checksum, and chunks of zeros are stored like any other.
