@@ -12,7 +12,10 @@ from kedrl_dask.datasets.benchmark import CASES
 SIZES = {"n_atoms": 40, "n_basis": 60, "n_landmarks": 100, "n_features": 64, "n_blocks": 16}
 CASE = CASES["counts"]
 # One of the counts moves the state: the separated construction objects, which is not the point here.
-pytestmark = pytest.mark.filterwarnings("ignore:reward and continuation are correlated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:reward and continuation are correlated"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,6 @@ def test_auto__leaves_states_with_categories(tmp_path):
     assert estimator.fit(data, policy, progress="none").potential_ is None
 
 
-@pytest.mark.slow
 def test_bootstrap__replicates_are_of_the_return(model, store):
     state, action = np.array([[0.0, 0.0], [1.0, -1.0]]), np.zeros((2, 1))
 
@@ -143,7 +145,6 @@ def test_compare__refuses_centred_estimators(store):
         compare(store, {"target": CASE.target}, ([[0.0, 0.0]], None), KEDRL(0.8, centring="auto"))
 
 
-@pytest.mark.slow
 def test_grown_stores__keep_the_pilot_of_their_first_rows(store, tmp_path):
     grown = store.grown_from(2_080)
     kernel = Matern(length_scale=(2.0, 2.0, 3.0))

@@ -34,6 +34,7 @@ def _linear(n=4_000, seed=0):
     return inputs, reward, after, np.zeros(n, dtype=bool), np.arange(n) // 20
 
 
+@pytest.mark.slow
 def test_returns__have_the_law_of_a_linear_system():
     model = TransitionModel.fit(*_linear())
     state, action = np.array([[0.5], [-1.0]]), np.array([[0.2], [0.7]])
@@ -52,6 +53,7 @@ def test_returns__have_the_law_of_a_linear_system():
     assert np.abs(difference).max() < 0.2 * truth.std()
 
 
+@pytest.mark.slow
 def test_returns__of_episodes_that_end_have_two_modes():
     case = CASES["success-or-failure"]
     model = TransitionModel.fit(*_transitions("success-or-failure", 6_000, seed=0))
