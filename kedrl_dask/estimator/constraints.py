@@ -121,8 +121,9 @@ def documented(settings: type) -> Callable[[Estimator], Estimator]:
             lines.append(f"{name} : {about[name].constraint.kind}{default}")
             lines.append(indent(fill(about[name].words, 100, break_on_hyphens=False), "    "))
         if estimator.__doc__:  # there is none with python -OO
-            written = indent("\n".join(lines), "    ").lstrip()
-            estimator.__doc__ = estimator.__doc__.replace("{parameters}", written)
+            # Python 3.13 removes the indentation of docstrings; earlier versions leave it.
+            cleaned = inspect.cleandoc(estimator.__doc__)
+            estimator.__doc__ = cleaned.replace("{parameters}", "\n".join(lines))
         return estimator
 
     return document

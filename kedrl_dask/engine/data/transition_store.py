@@ -38,14 +38,14 @@ class TransitionStore(Overview):
     Examples
     --------
     >>> from kedrl_dask.datasets import simulation
-    >>> simulation.write("example", simulation.PAIRS["gaussian-uniform"], 60)
+    >>> simulation.write("example", simulation.PAIRS["gaussian-uniform"], 60)  # doctest: +ELLIPSIS
     TransitionStore
       path         example
       rows         62 in chunks of 16,384
       episodes     2
       transitions  60, of which terminal 0
       dimensions   state 5, action 1, reward 3
-      fingerprint  2aba6b5ceb791d29
+      fingerprint  ...
     """
 
     def __init__(
