@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, log
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import frequencies as spectral_frequencies
 from kedrl_dask.numerics.policies import LocationScale, Policy
 from kedrl_dask.numerics.policies.noise import Noise
+from kedrl_dask.numerics.simulation.transition_model import rewards_until
 from kedrl_dask.utils.arrays import (
     Actions,
     Atoms,
@@ -128,7 +128,7 @@ class ReturnLaw:
         """Independent draws (n, size, d) of the return at each point."""
         n, d = self.mean.shape
         draws = rng.standard_normal((n, size, d)) @ covariance_root(self.gaussian_cov)
-        for t in range(1, _horizon(self.discount)):
+        for t in range(1, rewards_until(self.discount, _NEGLIGIBLE)):
             noise = self.noise.sample((n, size, self.noise_loading.shape[1]), rng)
             draws += self.discount**t * (noise @ self.noise_loading.T)
         return draws + self.mean[:, None, :]
@@ -279,7 +279,7 @@ def monte_carlo_returns(
     rng = np.random.default_rng(seed)
     now, act = np.repeat(state, n_trajectories, axis=0), np.repeat(action, n_trajectories, axis=0)
     returns, goes_on = np.zeros((len(now), system.reward_dim)), np.ones(len(now), dtype=bool)
-    for t in range(_horizon(discount) if horizon is None else horizon):
+    for t in range(rewards_until(discount, _NEGLIGIBLE) if horizon is None else horizon):
         if t > 0:
             act = policy.sample(now, rng)
         reward, now = system.step(now, act, rng)
@@ -398,11 +398,6 @@ def _grid_of_each_point(function: str, at: Points | Matrices, n: int, d: int) ->
     if at.ndim not in (2, 3) or at.shape[-1] != d or (at.ndim == 3 and len(at) != n):
         raise ValueError(f"{function}: at has shape {at.shape}, expected (g, {d}) or ({n}, g, {d})")
     return np.broadcast_to(at, (n, *at.shape[-2:]))
-
-
-def _horizon(discount: float) -> int:
-    """Smallest t ≥ 1 with γ^t below what matters."""
-    return 1 if discount == 0 else max(1, ceil(log(_NEGLIGIBLE) / log(discount)))
 
 
 def _checked_points(

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from kedrl_dask.datasets.truth import ReturnLaw
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import ORANGE, Figure
-from kedrl_dask.utils.arrays import Matrix, Vector
+from kedrl_dask.utils.arrays import Matrix, Points, Vector
 
 #: Points along each axis.
 N_POINTS = 80
@@ -29,6 +29,7 @@ class _Mesh(NamedTuple):
     y: Vector
     fitted: Matrix
     true: Matrix | None
+    atoms: Points  # of the return at the input, in these coordinates
     held: str
 
 
@@ -68,8 +69,7 @@ def embedding_contours(
     axes = figure.subplots()
     filled = axes.contourf(mesh.x, mesh.y, mesh.fitted, levels=12, cmap="cividis")
     figure.colorbar(filled, ax=axes, label="fitted embedding")
-    atoms = model.grid_[:, coordinates]
-    axes.plot(*atoms.T, "o", color="white", markeredgecolor="black", markersize=3.5, markeredgewidth=0.5)
+    axes.plot(*mesh.atoms.T, "o", color="white", markeredgecolor="black", markersize=3.5, markeredgewidth=0.5)
     handles = [
         Line2D([], [], marker="o", linestyle="", color="white", markeredgecolor="black", label="atoms")
     ]
@@ -135,12 +135,14 @@ def _mesh(
     if first == second or not all(0 <= coordinate < dim for coordinate in coordinates):
         raise ValueError(f"{caller}: expected two different coordinates below {dim}, got {coordinates}")
     weights = model.weights(state, action)[0]
-    center = weights @ model.grid_ / weights.sum() if law is None else law.mean[0]
-    low, high = model.grid_.min(axis=0), model.grid_.max(axis=0)
+    shift = model.fitted_.shift(state)
+    atoms = model.grid_ if shift is None else model.grid_ + shift[0]
+    center = weights @ atoms / weights.sum() if law is None else law.mean[0]
+    low, high = atoms.min(axis=0), atoms.max(axis=0)
     x, y = (np.linspace(low[c], high[c], N_POINTS) for c in coordinates)
     at = np.tile(center, (N_POINTS**2, 1))
     at[:, first], at[:, second] = (mesh.ravel() for mesh in np.meshgrid(x, y))
     fitted = model.embed(state, action, at=at).reshape(N_POINTS, N_POINTS)
     true = None if law is None else law.embed(at, model.return_kernel_, N_FREQUENCIES).reshape(fitted.shape)
     held = ", ".join(f"return {c + 1} = {center[c]:.2f}" for c in range(dim) if c not in coordinates)
-    return _Mesh(x, y, fitted, true, held)
+    return _Mesh(x, y, fitted, true, atoms[:, coordinates], held)

@@ -102,6 +102,8 @@ def embedding_curves(estimate: npt.ArrayLike, truth: npt.ArrayLike, columns: int
 def grid_coverage(model: KEDRL, returns: npt.ArrayLike) -> Figure:
     """Plot the atoms of the return grid over observed returns (n, d), for each pair of coordinates.
 
+    The atoms of a centred model are of the return less Ψ(s), ``model.potential_``: give returns less that.
+
     Examples
     --------
     >>> from kedrl_dask import plots

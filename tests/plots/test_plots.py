@@ -15,6 +15,7 @@ from rich.console import Console
 from kedrl_dask import KEDRL, Matern, plots, results
 from kedrl_dask.comparison.contrasts import contrasts, intervals
 from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.datasets.benchmark import CASES
 from kedrl_dask.estimator.bootstrap import Draws
 from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.numerics.kernels import theory
@@ -423,3 +424,18 @@ def test_matern_kernels__shows_kernels_and_their_lipschitz_constants(tmp_path):
 def test_matern_kernels__rough_ones_alone_have_no_constant(tmp_path):
     *_, quotient = check_labels(plots.matern_kernels((0.5, 1.0)), tmp_path)
     assert len(quotient.lines) == 2
+
+
+@pytest.mark.slow
+def test_embedding_contours__of_a_centred_model_are_where_its_returns_are(tmp_path):
+    """The atoms and the mesh move with the potential of the state."""
+    case = CASES["heavy-tailed"]
+    store = case.write(tmp_path / "log", 1_500, seed=0)
+    sizes = {"n_atoms": 30, "n_basis": 40, "n_landmarks": 60, "n_features": 32, "n_blocks": 8}
+    kernel = Matern(length_scale=(3.0, 3.0, 3.0))
+    model = KEDRL(case.discount, centring="auto", input_kernel=kernel, return_kernel="auto", **sizes)
+    model = model.fit(store, case.target, progress="none")
+    state = np.array([[3.0, -3.0]])
+    drawn = plots.embedding_contours(model, state[0], [0.0]).axes[0].lines[0].get_xydata()
+    np.testing.assert_allclose(drawn, model.grid_ + model.potential_(state))
+    assert np.abs(model.potential_(state)).max() > 1

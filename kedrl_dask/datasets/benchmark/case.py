@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil
 from os import PathLike
 from typing import NamedTuple, cast
 
@@ -16,6 +16,7 @@ from kedrl_dask.datasets.truth import monte_carlo_returns
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.data.transitions import Rows
 from kedrl_dask.numerics.policies import Policy
+from kedrl_dask.numerics.simulation.transition_model import rewards_until
 from kedrl_dask.utils.arrays import Array, Mask, Points
 
 #: Inputs at which a case is judged, true returns simulated at each, and the discounted weight left out there.
@@ -119,7 +120,7 @@ class Case:
         logged = np.asarray(rows["state"])
         state = logged[rng.choice(len(logged), n_inputs, replace=False)]
         action = self.target.sample(state, rng)
-        horizon = ceil(log(NEGLIGIBLE) / log(self.discount))
+        horizon = rewards_until(self.discount, NEGLIGIBLE)
         returns = monte_carlo_returns(
             state, action, self.target, self.discount, n_returns, horizon, (seed, 3), self.system
         )

@@ -22,7 +22,7 @@ from kedrl_dask.estimator.fit.streaming import policy_facts
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.simulation.smooth_regression import fit_smooth
-from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionModel, horizon
+from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionModel, rewards_until
 from kedrl_dask.utils.arrays import Points
 
 #: Counts up when the rules below change, so that caches of earlier ones are not mistaken for theirs.
@@ -80,7 +80,7 @@ def _simulate(settings: Settings, sample: Transitions, policy: Policy) -> Pilot:
         sample.inputs, sample.reward, sample.next_state, sample.terminal, sample.episode, seed
     )
     rng = np.random.default_rng([seed, 33])
-    size = int(np.clip(STEPS // horizon(discount), FEWEST_RETURNS, MOST_RETURNS))
+    size = int(np.clip(STEPS // rewards_until(discount), FEWEST_RETURNS, MOST_RETURNS))
     rows = np.sort(rng.choice(len(sample), size, replace=size > len(sample)))
     state, action = np.hsplit(sample.inputs[rows], [p])
     first = policy.sample(state, rng)

@@ -168,7 +168,8 @@ def did_its_work(model: FittedModel) -> bool:
 
 def fit_evidence(model: FittedModel) -> Evidence:
     """What is known of a fit, whatever the input."""
-    return {**model.diagnostics, "settings": vars(model.settings)}
+    # Models of version one do not say that they are not centred.
+    return {"centred": False, **model.diagnostics, "settings": vars(model.settings)}
 
 
 def law_evidence(law: Recovered) -> Evidence:
@@ -312,9 +313,11 @@ def _held_out_mass(held_out: Record, settings: Record) -> Verdict:
 @_rule(
     "truncation",
     "weight of the rewards beyond the ends of episodes",
-    "give reward_bounds or a grid, longer episodes or a smaller discount",
+    "use centring='auto', give reward_bounds or a grid, longer episodes or a smaller discount",
 )
-def _truncation(sizes: Record, settings: Record) -> Verdict:
+def _truncation(sizes: Record, settings: Record, centred: bool) -> Verdict:
+    if centred:
+        return Verdict("good", "the return grid is made of simulated returns, which do not end with episodes")
     if settings["grid"] is not None or settings["reward_bounds"] is not None:
         return Verdict("good", "the return grid does not depend on where episodes end")
     n_episodes, discount = sizes["episodes"], settings["discount"]

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from sklearn.metrics import pairwise_distances_argmin
 
 from kedrl_dask.numerics.design.points import cluster_centers
-from kedrl_dask.numerics.simulation.smooth_regression import Metric, fit_smooth
+from kedrl_dask.numerics.simulation.smooth_regression import Metric, fit_smooth, relevance
 from kedrl_dask.utils.arrays import Indices, Inputs, Mask, Points
 
 #: Residuals in a cell on average, at least, and most cells.
@@ -26,8 +27,6 @@ CLUSTERED = 10_000
 SMALLEST_SIZE = 1e-3
 #: Least share of the sensitivity that every direction keeps, so that no cell is without bounds.
 FLOOR = 1e-6
-#: Inputs at which sensitivity is averaged.
-SENSITIVITY_INPUTS = 500
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Donors:
         sample = points[np.sort(rng.permutation(len(points))[:CLUSTERED])]
         n_cells = min(MOST_CELLS, len(points) // CELL_SIZE, len(np.unique(sample, axis=0)))
         centers = cluster_centers(sample, max(1, n_cells if told > LEAST_TOLD else 1), seed)
-        cell = _nearest(points, centers)
+        cell = pairwise_distances_argmin(points, centers)
         used, cell = np.unique(cell, return_inverse=True)
         order = np.argsort(cell, kind="stable")
         first = np.searchsorted(cell[order], np.arange(len(used) + 1))
@@ -79,7 +78,7 @@ class Donors:
 
     def pick(self, inputs: Inputs, rng: np.random.Generator) -> Indices:
         """One transition of its cell for each input; (n,)."""
-        cell = _nearest(self.metric(inputs), self.centers)
+        cell = pairwise_distances_argmin(self.metric(inputs), self.centers)
         begin, end = self.first[cell], self.first[cell + 1]
         return begin + (rng.random(len(inputs)) * (end - begin)).astype(np.intp)
 
@@ -102,11 +101,6 @@ def _centred(residuals: Points, terminal: Mask, reward_dim: int, first: Indices)
     return centred
 
 
-def _nearest(points: Points, centers: Points) -> Indices:
-    """The nearest centre of each point; (n,)."""
-    return np.argmin((centers**2).sum(axis=1) - 2 * points @ centers.T, axis=1)
-
-
 def _metric(
     inputs: Inputs, residuals: Points, terminal: Mask, fold: Indices, seed: int
 ) -> tuple[Metric, float]:
@@ -120,10 +114,7 @@ def _metric(
     responses = np.hstack(signs)
     found = fit_smooth(inputs, responses, fold, seed).regression
     told = np.clip(1 - found.error, 0.0, 1.0)
-    scale = np.where(responses.std(axis=0) > 0, responses.std(axis=0), 1.0)
-    gradients = found.gradients(inputs[:SENSITIVITY_INPUTS], linear=True) / scale
-    outer = np.einsum("nik,njk,k->ij", gradients, gradients, told, optimize=True) / len(gradients)
-    values, vectors = np.linalg.eigh(outer)
+    values, vectors = np.linalg.eigh(relevance(found, inputs, responses, linear=True, weights=told))
     largest = max(float(values[-1]), np.finfo(float).tiny)
     lengths = np.sqrt(np.maximum(values / largest, FLOOR))
     metric = Metric(found.metric.center, found.metric.scale, vectors * lengths, "residuals")

@@ -102,10 +102,17 @@ def _design(metric: Metric, features: NystromFeatures, inputs: Inputs) -> Featur
     return np.hstack([features(standard @ metric.directions), linear])
 
 
-def relevance(regression: SmoothRegression, inputs: Inputs, scale: Vector, linear: bool = False) -> Matrix:
-    """E[∇f∇fᵀ] in standard deviations of inputs and responses; (D, D)."""
-    gradients = regression.gradients(inputs[:GRADIENT_INPUTS], linear) / scale
-    return np.einsum("nik,njk->ij", gradients, gradients, optimize=True) / len(gradients)
+def relevance(
+    regression: SmoothRegression,
+    inputs: Inputs,
+    responses: Points,
+    linear: bool,
+    weights: Vector | None = None,
+) -> Matrix:
+    """E[∇f∇fᵀ] in standard deviations of inputs and responses, which may have weights; (D, D)."""
+    gradients = regression.gradients(inputs[:GRADIENT_INPUTS], linear) / standard_deviations(responses)
+    counts = np.ones(responses.shape[1]) if weights is None else weights
+    return np.einsum("nik,njk,k->ij", gradients, gradients, counts, optimize=True) / len(gradients)
 
 
 class Fitted(NamedTuple):
@@ -181,7 +188,7 @@ def _shapes(kind: str, outer: Matrix) -> Iterator[tuple[str, Matrix]]:
 
 def _sensitive_metrics(found: SmoothRegression, inputs: Inputs, responses: Points) -> Iterator[Metric]:
     """Coordinates, or directions, by how sensitive the nonlinear part is to them."""
-    outer = relevance(found, inputs, standard_deviations(responses))
+    outer = relevance(found, inputs, responses, linear=False)
     for kind, directions in _shapes("sensitivity", outer):
         for multiple in MULTIPLES:
             yield Metric(found.metric.center, found.metric.scale, directions / multiple, kind)

@@ -117,7 +117,7 @@ class TransitionModel:
         """Simulated discounted returns (n, n_returns, d) of a policy after each input."""
         now, act = np.repeat(state, n_returns, axis=0), np.repeat(action, n_returns, axis=0)
         total, rows = np.zeros((len(now), self.reward_dim)), np.arange(len(now))
-        for step in range(horizon(discount, negligible)):
+        for step in range(rewards_until(discount, negligible)):
             if step > 0:
                 act = policy.sample(now, rng)
             reward, now, ends = self.step(now, act, rng)
@@ -128,7 +128,7 @@ class TransitionModel:
         return total.reshape(len(state), n_returns, -1)
 
 
-def horizon(discount: float, negligible: float = NEGLIGIBLE) -> int:
+def rewards_until(discount: float, negligible: float = NEGLIGIBLE) -> int:
     """Number of rewards after which the discounted weight is negligible."""
     return 1 if discount <= negligible else ceil(log(negligible) / log(discount))
 

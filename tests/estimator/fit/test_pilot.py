@@ -8,6 +8,7 @@ import pytest
 
 from kedrl_dask import KEDRL, Matern, TransitionStore, compare, policies
 from kedrl_dask.datasets.benchmark import CASES
+from kedrl_dask.estimator.fitted.findings import fit_evidence, judge
 
 SIZES = {"n_atoms": 40, "n_basis": 60, "n_landmarks": 100, "n_features": 64, "n_blocks": 16}
 CASE = CASES["counts"]
@@ -79,6 +80,16 @@ def test_diagnostics__describe_the_logged_rewards(model, store):
         model.diagnostics_["columns"]["reward"]["mean"], reward.mean(axis=0), rtol=1e-9
     )
     assert model.diagnostics_["data"] == store.fingerprint
+
+
+def test_truncation__is_no_finding_where_returns_are_simulated(model):
+    evidence = fit_evidence(model.fitted_) | {"sizes": {"episodes": 10, "terminal": 0, "transitions": 10}}
+    settings = evidence["settings"] | {"discount": 0.99}
+    found = {f.code: f for f in judge(evidence | {"settings": settings})}
+    assert found["truncation"].severity == "good"
+    assert "simulated" in found["truncation"].sentence
+    plain = {f.code: f for f in judge(evidence | {"settings": settings, "centred": False})}
+    assert plain["truncation"].severity == "warn"
 
 
 def test_none__is_the_papers_estimator(store):

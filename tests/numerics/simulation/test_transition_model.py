@@ -10,7 +10,7 @@ import pytest
 from kedrl_dask import policies
 from kedrl_dask.datasets.benchmark import CASES
 from kedrl_dask.numerics.simulation.donors import Donors
-from kedrl_dask.numerics.simulation.transition_model import TransitionModel, horizon
+from kedrl_dask.numerics.simulation.transition_model import TransitionModel, rewards_until
 
 POLICY = policies.Gaussian(weights=[[0.5]], scale=0.3)
 
@@ -126,5 +126,5 @@ def test_every_transition_may_be_terminal():
 
 
 @pytest.mark.parametrize(("discount", "steps"), [(0.5, 10), (0.99, 688), (1e-4, 1)])
-def test_horizon(discount, steps):
-    assert horizon(discount) == steps
+def test_rewards_until(discount, steps):
+    assert rewards_until(discount) == steps
