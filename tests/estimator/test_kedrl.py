@@ -15,6 +15,7 @@ from kedrl_dask import KEDRL, ULSIF, Matern, TransitionStore, policies
 from kedrl_dask.engine.data.transition_store import DataError
 from kedrl_dask.engine.execute.dask_client import DistributedExecutor
 from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.directories import StoreError
 from kedrl_dask.estimator.fit.pipeline import choose_mass_penalty, choose_ridge_b
 from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW
@@ -475,3 +476,18 @@ def test_embed__bad_points(model):
 
 def test_data_error__is_a_value_error():
     assert issubclass(DataError, ValueError)
+
+
+def test_save__interrupted_leaves_nothing(model, tmp_path, monkeypatch):
+    """A model appears when it is complete: an error while its arrays are written leaves no directory."""
+
+    def broken(self, name, *arguments):
+        if name == "grid":
+            raise KeyboardInterrupt
+        return write(self, name, *arguments)
+
+    write = ArrayStore.write
+    monkeypatch.setattr(ArrayStore, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        model.save(tmp_path / "models" / "model")
+    assert not list(tmp_path.iterdir())

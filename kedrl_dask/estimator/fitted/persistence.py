@@ -12,6 +12,7 @@ import numpy as np
 
 from kedrl_dask.engine.data.encoding import PARTS, Encoding
 from kedrl_dask.engine.storage.array_store import ArrayStore, write_arrays
+from kedrl_dask.engine.storage.atomic import atomic_directory
 from kedrl_dask.engine.storage.directories import StoreError
 from kedrl_dask.engine.storage.schema import (
     MODEL,
@@ -106,10 +107,10 @@ def write_fitted(
     arrays: Mapping[str, Array],
     attributes: Record,
 ) -> None:
-    """Write arrays and attributes of a fitted estimator, which count once all of them are written."""
-    store = write_arrays(path, kind, specs, arrays, {**attributes, "complete": False})
-    store.update_attributes(complete=True)
-    store.finish()
+    """Write arrays and attributes of a fitted estimator; the directory appears when it is complete."""
+    with atomic_directory(path) as partial:
+        # Version one wrote in place, and looks for the mark of an end.
+        write_arrays(partial, kind, specs, arrays, {**attributes, "complete": True}).finish()
 
 
 @contextmanager
