@@ -34,7 +34,7 @@ from tests.numerics.criterion import test_separation
 PAIR = simulation.PAIRS["uniform-gaussian"]
 SIZES = {"n_basis": 150, "n_atoms": 100, "n_landmarks": 300, "n_features": 128, "n_conditioning": 10_000}
 #: Memory of a sweep that must recompute: less than the features of 100,000 transitions take.
-SWEEP_MEMORY = "700 MiB"
+SWEEP_MEMORY = "900 MiB"
 #: Sizes at which the literal evaluation runs: N, m, L.
 LITERAL = (300, 30, 20)
 
