@@ -101,24 +101,24 @@ class KEDRL(FittedAttributes, BaseEstimator):
     >>> import numpy as np
     >>> from kedrl_dask import KEDRL, Matern, TransitionStore, policies
     >>> rng = np.random.default_rng(0)
-    >>> state, action = rng.normal(size=(400, 1)), rng.normal(size=(400, 1))
-    >>> episode, step = np.divmod(np.arange(400), 20)
+    >>> state, action = rng.normal(size=(1_000, 1)), rng.normal(size=(1_000, 1))
+    >>> episode, step = np.divmod(np.arange(1_000), 20)
     >>> store = TransitionStore.from_arrays(
     ...     "log.zarr", state=state, action=action, reward=state + action, episode=episode, step=step
     ... )
     >>> policy = policies.Gaussian(weights=[[0.5]], bias=0.0, scale=0.5)
-    >>> model = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), n_atoms=30, n_basis=30, n_landmarks=40)
+    >>> model = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), n_atoms=50, n_basis=50, n_landmarks=80)
     >>> model = model.fit(store, policy, progress="none")
     >>> at = [[0.0]], [[1.0]]  # a state and an action
     >>> model.weights(*at).shape
-    (1, 30)
+    (1, 50)
     >>> law = model.recover(*at)
     >>> law.mean().round(1)  # 1 is right
     array([[0.9]])
     >>> model.embed(*at, at=[[1.0], [9.0]]).round(1)
-    array([[0.8, 0. ]])
+    array([[0.9, 0. ]])
     >>> model.operator_blocks(*at).H.shape
-    (1, 30, 30)
+    (1, 50, 50)
     >>> draws = model.bootstrap(store, policy, 5, progress="none").apply(lambda m: m.bellman_risk(*at))
     >>> draws.values.shape
     (5, 1)

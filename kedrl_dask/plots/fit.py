@@ -109,7 +109,7 @@ def grid_coverage(model: KEDRL, returns: npt.ArrayLike) -> Figure:
     >>> from kedrl_dask import plots
     >>> figure = plots.grid_coverage(model, state + action)
     >>> [label.get_text() for label in figure.legends[0].get_texts()]
-    ['returns (log density)', '30 atoms']
+    ['returns (log density)', '50 atoms']
     """
     returns, dim = np.asarray(returns), model.grid_.shape[1]
     if returns.ndim != 2 or returns.shape[1] != dim:
@@ -141,7 +141,7 @@ def coefficient_mass(model: KEDRL, state: npt.ArrayLike, action: npt.ArrayLike) 
     >>> from kedrl_dask import plots
     >>> figure = plots.coefficient_mass(model, state, action)
     >>> figure.get_suptitle(), [axes.get_title() for axes in figure.axes]
-    ('Coefficients ω(x) at 400 inputs', ['Mass', 'Negative mass'])
+    ('Coefficients ω(x) at 1,000 inputs', ['Mass', 'Negative mass'])
     """
     weights = model.weights(state, action)
     figure = Figure(figsize=(9, 3.4), layout="constrained")

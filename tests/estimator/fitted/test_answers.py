@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import warnings
 from dataclasses import replace
 from io import StringIO
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from kedrl_dask import KEDRL, Matern, Refused, TransitionStore, functionals, policies, report, results
 from kedrl_dask.datasets import simulation, truth
+from kedrl_dask.datasets.benchmark import CASES
 from kedrl_dask.datasets.benchmark_points import evaluation_points
 from kedrl_dask.datasets.true_marginals import CentredMarginal
 from kedrl_dask.engine.execute.threads import ThreadExecutor
@@ -32,6 +34,7 @@ from kedrl_dask.estimator.fitted.findings import (
     objections,
     warn_of_fit,
 )
+from kedrl_dask.numerics.criterion.separation_test import SeparationWarning
 from kedrl_dask.numerics.solvers import PCG
 from kedrl_dask.report import terminal
 from kedrl_dask.utils.exceptions import NumericalWarning
@@ -85,6 +88,13 @@ BAD = {
         {"separation": {"recommends": "paired", "difference": 0.31, "residual": 0.07, "p_value": 0.001}},
         "0.31", "construction='paired'",
     ),
+    "accuracy": (
+        {"held_out": {
+            "inputs": 9, "bellman_risk": (0.32 * 0.4 * 0.85) ** 2,
+            "coefficient_mass": dict.fromkeys(("min", "mean", "max"), 1.0),
+        }},
+        "2.5 steps, is 0.32", "centring='auto'",
+    ),
 }  # fmt: skip
 
 
@@ -121,13 +131,35 @@ def test_finding__is_refused_with_figure_and_remedy_unless_accepted(model, code)
 def test_thresholds__themselves_pass_and_not_a_number_does_not(model):
     model.diagnostics_["ratio"] = ratio(0.1)
     model.diagnostics_["grid"] |= {"inside": 0.75, "p90": 0.3}
+    model.diagnostics_["held_out"]["bellman_risk"] = (0.079 * 0.4 * 0.85) ** 2
     assert {f.severity for f in objections(fit_evidence(model.fitted_))} == {"warn"}
     model.diagnostics_["ratio"] = ratio(float("nan"))
     model.diagnostics_["grid"] |= {"p90": 0.31}
+    model.diagnostics_["held_out"]["bellman_risk"] = None  # as JSON has it
     assert {f.code for f in objections(fit_evidence(model.fitted_)) if f.severity == "refuse"} == {
         "ess",
         "coverage",
+        "accuracy",
     }
+
+
+@pytest.mark.slow
+def test_accuracy__wrong_answers_at_a_long_horizon_are_refused(tmp_path):
+    """Two wells, γ = 0.98: the risk is small, and means are off by standard deviations."""
+    case = CASES["bistable"]
+    sizes = {"n_atoms": 40, "n_basis": 60, "n_landmarks": 100, "n_features": 64}
+    kernel = Matern(length_scale=(1.5, 3.0))
+    model = KEDRL(case.discount, construction="separated", input_kernel=kernel, **sizes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SeparationWarning)
+        model.fit(case.write(tmp_path / "log", 3_000, seed=0), case.target, progress="none")
+    assert model.diagnostics_["held_out"]["bellman_risk"] < 1e-3
+    known = case.truth(seed=0, n_inputs=3, n_returns=500)
+    with pytest.raises(Refused, match=r"accuracy: .* horizon of 50 steps"):
+        model.recover(known.state, known.action)
+    law = model.recover(known.state, known.action, accept=tuple(CODES))
+    error = np.abs(law.mean() - known.returns.mean(axis=1)) / known.returns.std(axis=1)
+    assert error.mean() > 0.3
 
 
 def test_paired_construction__is_what_separation_asks_for(model):
