@@ -23,6 +23,7 @@ ROOT = PACKAGE.parent
 FOLDERS = (".", ".github", "deploy", "deploy/*", "notebooks", "kedrl_dask", "tests/*")
 DOCUMENTS = sorted(path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md"))
 DESIGN = PACKAGE / "DESIGN.md"
+PAIR = simulation.PAIRS["uniform-gaussian"]
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -137,13 +138,12 @@ def test_python__can_be_read(path):
 @pytest.fixture
 def given():
     """What the examples take for granted."""
-    pair = simulation.PAIRS["uniform-gaussian"]
     state0, action0 = simulation.TEST_POINTS_UNIFORM_GAUSSIAN
-    rows, more = simulation.simulate(pair, n_episodes=100), simulation.simulate(pair, n_episodes=5, seed=1)
+    rows, more = simulation.simulate(PAIR, n_episodes=100), simulation.simulate(PAIR, n_episodes=5, seed=1)
     more["episode"] += 100
     return {
         **rows,
-        **{name: getattr(pair.target, name) for name in ("weights", "bias", "scale")},
+        **{name: getattr(PAIR.target, name) for name in ("weights", "bias", "scale")},
         **{"state0": state0[:2], "action0": action0[:2], "more": more},
     }
 
@@ -152,6 +152,7 @@ def given():
 def test_readme__the_example_runs(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (example,) = blocks(ROOT / "README.md", "python")
+    given |= simulation.simulate(PAIR, n_episodes=400)
     exec(example, given)
     assert given["law"].mean().shape == (2, 3)
 

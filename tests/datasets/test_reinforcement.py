@@ -210,8 +210,8 @@ def test_reservoir__runs_and_goes_on(tmp_path):
 
     from kedrl_dask.studies import reservoir
 
-    small = {"episodes": 60, "returns": 120, "bootstrap": 4}
-    sizes = {"n_atoms": 60, "n_basis": 60, "n_landmarks": 80, "n_conditioning": 500}
+    small = {"episodes": 120, "returns": 120, "bootstrap": 4}
+    sizes = {"n_atoms": 100, "n_basis": 120, "n_landmarks": 160, "n_conditioning": 500}
     summary = reservoir.run(tmp_path / "study", **small, **sizes)
     assert len(summary["rows"]) == 40
     means = [row for row in summary["rows"] if row["measure"] == "mean"]

@@ -50,7 +50,7 @@ states = [[0.0, 0.0], [0.5, -0.5]]
 actions = [[0.1], [0.0]]
 replicates = 3
 keep = 2
-accept = ["coverage", "separation", "mass", "recovery"]
+accept = ["accuracy", "coverage", "separation", "mass", "recovery"]
 """
 BASE, MORE = 20, 2
 #: Answers of one policy where two are not the point, and without intervals.
@@ -213,7 +213,7 @@ def test_evaluate__one_at_a_time(config, capsys):
 
 
 def test_evaluate__refused_answers_are_remembered(config, capsys, monkeypatch):
-    text = PLAIN.replace('accept = ["coverage", "separation", "mass", "recovery"]', "accept = []")
+    text = PLAIN.replace('accept = ["accuracy", "coverage", "separation", "mass", "recovery"]', "accept = []")
     config.write_text(text.replace("n_atoms = 12", "n_atoms = 3"))
     assert main(["evaluate", str(config)]) == 6
     said = capsys.readouterr().out

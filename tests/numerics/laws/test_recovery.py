@@ -423,8 +423,8 @@ def test_model__recovers_and_bootstraps(tmp_path, policy, kernels):
     given = exact_settings(store, kernels) | {"n_blocks": 6, "conditioning": some_points()}
     model = KEDRL(DISCOUNT, **given).fit(store, policy, executor=ThreadExecutor(2), progress="none")
     inputs = np.zeros((3, 2)), np.linspace(-0.5, 0.5, 3)[:, None]
-    # Thirty transitions: the grid covers little, and coefficients are off.
-    accept = ("coverage", "mass")
+    # Thirty transitions: nothing is accurate, the grid covers little, and coefficients are off.
+    accept = ("accuracy", "coverage", "mass")
     found = model.recover(*inputs, accept, ridge=1e-3)
     assert found.settings.ridge == 1e-3
     np.testing.assert_array_equal(found.coefficients, model.weights(*inputs))
