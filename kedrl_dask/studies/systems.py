@@ -212,7 +212,8 @@ def run(
         check_count("systems: sizes", size)
     if not (systems and sizes):
         raise ValueError("systems: give at least one system and one size")
-    Settings(**KEDRL(discount=0.5, **parameters).get_params(deep=False))  # refused before any work
+    checked: Record = {"discount": 0.5, **parameters}
+    Settings(**KEDRL(**checked).get_params(deep=False))  # refused before any work
     output = Path(output)
     planned = cells(list(dict.fromkeys(systems)), sorted(set(sizes)), replicates, **parameters)
     records = run_cells(output, STUDY, evaluate, planned, workers)
