@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from kedrl_dask.plots.style import BLUE, COLOURS, GREY, ORANGE, Figure
+from kedrl_dask.plots.style import BLUE, COLOURS, GREY, ORANGE, Figure, panelled
 from kedrl_dask.studies.profiles import PAPER
 from kedrl_dask.studies.runner import Records
 from kedrl_dask.utils.arrays import Record, Vector
@@ -133,6 +134,49 @@ def sensitivity(table: pd.DataFrame, meanings: Mapping[str, str]) -> Figure:
         axes.legend(frameon=False, fontsize=8)
     figure.supylabel("error of the embedding", fontsize=10)
     return figure
+
+
+def systems(table: pd.DataFrame, right: float) -> Figure:
+    """Errors of mean and tail mean by size, a panel for each system; refused cells are hollow."""
+    names = list(table["system"].unique())
+    figure, panels = panelled(len(names), 4, (2.6, 2.2), (0.4, 0.7), share=True)
+    sizes = np.sort(table["transitions"].unique())
+    for name, axes in zip(names, panels, strict=True):
+        part = table[table["system"] == name]
+        for metric, colour, label in (("mean", BLUE, "mean"), ("cvar", ORANGE, "CVaR 10 %")):
+            axes.plot(part.groupby("transitions")[metric].mean(), "-", color=colour, label=label)
+            answered = part[~part["refused"]]
+            refused = part[part["refused"]]
+            axes.plot(answered["transitions"], answered[metric], "o", color=colour, markersize=4)
+            axes.plot(refused["transitions"], refused[metric], "o", color=colour, markersize=5, mfc="none")
+        axes.axhline(right, color=GREY, linestyle=":", linewidth=1)
+        axes.set_title(name, fontsize=10)
+        axes.grid(alpha=0.25)
+    panels[0].set(xscale="log", yscale="log")
+    panels[0].set_xticks(sizes, [_thousands(size) for size in sizes])
+    panels[0].xaxis.set_minor_locator(NullLocator())
+    panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    panels[0].yaxis.set_major_formatter("{x:.3g}")
+    panels[0].yaxis.set_minor_locator(NullLocator())
+    _explain(figure, panels[0], right, n_columns=5 if len(names) > 2 else 2)
+    figure.supxlabel("transitions", fontsize=10)
+    figure.supylabel("error / deviation of the return", fontsize=10)
+    return figure
+
+
+def _thousands(size: int) -> str:
+    return f"{size / 1_000:g}k" if size >= 1_000 else f"{size}"
+
+
+def _explain(figure: Figure, axes: Axes, right: float, n_columns: int) -> None:
+    """One legend for all panels of :func:`systems`."""
+    handles = axes.get_legend_handles_labels()[0]
+    handles += [
+        Line2D([], [], color="black", marker="o", linestyle="", markersize=4, label="answered"),
+        Line2D([], [], color="black", marker="o", linestyle="", mfc="none", markersize=5, label="refused"),
+        Line2D([], [], color=GREY, linestyle=":", label=f"{right}: right below"),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=n_columns, frameon=False, fontsize=9)
 
 
 def _boxes(axes: Axes, values: Sequence[Vector], names: Sequence[str]) -> None:

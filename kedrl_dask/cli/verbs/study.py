@@ -26,10 +26,11 @@ from kedrl_dask.cli.common import (
     workers,
     written,
 )
+from kedrl_dask.datasets.benchmark import CASES
 from kedrl_dask.datasets.expedia.panel import PAPER_TEST, PAPER_TRAINING
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.estimator.kedrl import KEDRL
-from kedrl_dask.studies import coverage, reservoir, sensitivity, simulation
+from kedrl_dask.studies import coverage, reservoir, sensitivity, simulation, systems
 from kedrl_dask.studies.expedia import application
 from kedrl_dask.studies.expedia import tables as expedia_tables
 from kedrl_dask.studies.expedia.specification import Sizes
@@ -41,6 +42,7 @@ examples:
   kedrl study simulation --output study --replicates 10 --profiles auto
   kedrl study coverage --output coverage --replicates 100 --bootstrap 12
   kedrl study sensitivity --output sensitivity --values n_atoms=50,100
+  kedrl study systems --output systems --systems counts ring --sizes 3000 15000
 
 A cell is one fit on one simulated dataset, written as soon as it is finished. Repeating the command resumes
 an interrupted study; with more replicates, pairs or profiles it computes only the missing cells.
@@ -146,13 +148,15 @@ def _of_cells(
     description: str,
     options: Mapping[str, Option],
     n_replicates: int,
-    n_transitions: int = 14_700,
+    n_transitions: int | None = 14_700,
 ) -> Verb:
-    """A study of many cells: options that all such studies have, and its own."""
+    """A study of many cells: options that all such studies have, and its own.
+
+    With ``n_transitions=None`` it has no option ``--transitions``.
+    """
     common: dict[str, Option] = {
         "--output": _output("finished cells"),
         "--replicates": option("independent datasets", n_replicates, type=replicates, metavar="R"),
-        "--transitions": option("transitions of each dataset", n_transitions, type=positive, metavar="N"),
         "--workers": option(
             "worker processes, each computing one cell at a time; 0 uses threads of this process (default: "
             "the number of cores)",
@@ -161,10 +165,22 @@ def _of_cells(
         ),
         "--json": shared.JSON,
     }
+    if n_transitions is not None:
+        common["--transitions"] = option(
+            "transitions of each dataset", n_transitions, type=positive, metavar="N"
+        )
     interrupted = "finished cells are kept; repeat the command to resume"
     return Verb(description, {**common, **options}, _cells(study), NOTE, interrupted=interrupted)
 
 
+_SET = option(
+    "a parameter of KEDRL for all fits, instead of the automatic one; may be repeated",
+    [],
+    action="append",
+    type=_parameter,
+    dest="parameters",
+    metavar="NAME=VALUE",
+)
 SIMULATION = _of_cells(
     simulation,
     "Six pairs of policies at ten points each, beside the paper's table, which has 100 replicates.",
@@ -205,17 +221,28 @@ SENSITIVITY = _of_cells(
             type=_sizes,
             metavar="FACTOR=N,N,…",
         ),
-        "--set": option(
-            "a parameter of KEDRL for all fits, instead of the automatic one; may be repeated",
-            [],
-            action="append",
-            type=_parameter,
-            dest="parameters",
-            metavar="NAME=VALUE",
-        ),
+        "--set": _SET,
         "--no-plots": shared.NO_PLOTS,
     },
     n_replicates=3,
+)
+SYSTEMS = _of_cells(
+    systems,
+    "Errors of the recovered laws on systems unlike the paper's, with plain defaults, and which are refused.",
+    {
+        "--systems": _some("systems", tuple(CASES), "SYSTEM"),
+        "--sizes": option(
+            f"transitions of the datasets (default: {' '.join(map(str, systems.SIZES))})",
+            systems.SIZES,
+            nargs="+",
+            type=positive,
+            metavar="N",
+        ),
+        "--set": _SET,
+        "--no-plots": shared.NO_PLOTS,
+    },
+    n_replicates=3,
+    n_transitions=None,
 )
 EXPEDIA = Verb(
     "Two policies on hotel searches: the paper's tables, figures and a page.",
@@ -279,6 +306,7 @@ VERB = Verb(
         "simulation": SIMULATION,
         "coverage": COVERAGE,
         "sensitivity": SENSITIVITY,
+        "systems": SYSTEMS,
         "expedia": EXPEDIA,
         "reservoir": RESERVOIR,
     },
