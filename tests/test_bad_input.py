@@ -233,11 +233,11 @@ SETTINGS = {
     "discount nan": (setting(discount=np.nan), "discount must lie strictly between 0 and 1, got nan"),
     "construction": (
         setting(construction="pair"),
-        "construction must be 'separated' or 'paired', got 'pair'",
+        "construction must be 'auto' or 'separated' or 'paired', got 'pair'",
     ),
     "array of words": (
         setting(construction=np.array(["paired", "paired"])),
-        "construction must be 'separated'",
+        "construction must be 'auto' or 'separated'",
     ),
     "atoms": (setting(n_atoms=1.5), "n_atoms must be 'auto' or an integer ≥ 1, got 1.5"),
     "array of atoms": (setting(n_atoms=np.array([3, 4])), "n_atoms must be 'auto' or an integer"),

@@ -87,7 +87,8 @@ def compare(
         Whether the inputs are a sample to average over, such as one of initial states: each policy then has
         one law.
     n_replicates : int
-        Bootstrap replicates for intervals, which need ``construction="separated"``; 0 for none.
+        Bootstrap replicates for intervals, which need the separated construction, so that an automatic one
+        is separated; 0 for none.
     interval : float
         Probability with which intervals are to cover, each by itself: see
         :meth:`kedrl_dask.estimator.bootstrap.Draws.interval`. They do not see the choice of settings.
@@ -130,6 +131,8 @@ def compare(
             "compare: policies are compared on common atoms, and centred returns have atoms of each policy's "
             "own; give an estimator with centring='none'"
         )
+    if n_replicates and estimator.construction == "auto":
+        estimator = clone(estimator).set_params(construction="separated")
     asked = _inputs(store, policies, at)
     settings = RecoverySettings(**(recovery or {}))
     reporter, executor = Reporter(progress), checked_executor(executor)
@@ -217,7 +220,7 @@ def _check(
     enforce((), accept)
     parameters(estimator)  # they are written with the results
     given = estimator.get_params(deep=False)
-    if n_replicates and (given["construction"] != "separated" or given["operators"] != "features"):
+    if n_replicates and (given["construction"] == "paired" or given["operators"] != "features"):
         raise ValueError(
             "compare: the bootstrap needs construction='separated' and operators='features', the estimator "
             f"has {given['construction']!r} and {given['operators']!r}; give n_replicates=0 for no intervals"

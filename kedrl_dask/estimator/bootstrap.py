@@ -188,11 +188,12 @@ def run_bootstrap(
 ) -> Bootstrap[Model]:
     """Resample and solve; see :meth:`kedrl_dask.KEDRL.bootstrap`."""
     settings, store, policy, executor = request.settings, request.store, request.policy, request.executor
-    if settings.construction != "separated" or settings.operators != "features":
+    if model.fitted_.construction != "separated" or settings.operators != "features":
         raise ValueError(
             "bootstrap: block sums are kept only for construction='separated' with operators='features'; "
             "fit such a model"
         )
+    settings = replace(settings, construction="separated")
     check_count("bootstrap: n_replicates", n_replicates, least=2, most=MOST_REPLICATES)
     check_count("bootstrap: random_state", random_state, least=0, most=MOST_SEED)
     fitted = model.fitted_

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from kedrl_dask.engine.storage.cache import Cache
-from kedrl_dask.estimator.fit.pipeline import Request, check_policy, run_fit, workspace
+from kedrl_dask.estimator.fit.construction import after_the_fit
+from kedrl_dask.estimator.fit.pipeline import Fit, Request, check_policy, run_fit, workspace
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fitted.diagnostics import diagnose
 from kedrl_dask.estimator.fitted.findings import warn_of_fit
@@ -51,6 +52,18 @@ def _estimate(
     if not request.settings.automatic_sizes:
         request.plan(cache)
     fit = run_fit(request, cache, reporter, keeper)
+    model = _diagnosed(given, request, fit, reporter)
+    found = model.diagnostics["separation"]
+    if request.settings.is_undecided and (model.construction, found["recommends"]) == ("separated", "paired"):
+        # The whole fit contradicts the test on a sample. The passes are in the cache; the contraction is not.
+        fit = run_fit(request, cache, reporter, keeper, after_the_fit(found))
+        model = _diagnosed(given, request, fit, reporter)
+    warn_of_fit(model)
+    return model
+
+
+def _diagnosed(given: Settings, request: Request, fit: Fit, reporter: Reporter) -> FittedModel:
+    """The model of a fit, with its diagnostics."""
     model = FittedModel(
         settings=given,
         solution=fit.solution,
@@ -71,6 +84,4 @@ def _estimate(
     )
     with reporter.stage("diagnostics"):
         diagnostics = diagnose(model, fit, request.store, request.policy)
-    model = replace(model, diagnostics=diagnostics | {"seconds": dict(reporter.seconds)})
-    warn_of_fit(model)
-    return model
+    return replace(model, diagnostics=diagnostics | {"seconds": dict(reporter.seconds)})

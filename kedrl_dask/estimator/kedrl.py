@@ -66,8 +66,10 @@ class KEDRL(FittedAttributes, BaseEstimator):
         Ridges and penalty used. ``ridge_reward_`` is another one only with a trend of the reward.
     operators_ : ConditionalOperators
         Φ_L, ρ and ΣΓ at any input; with exact operators, H and G in place of ρ.
+    construction_ : {"separated", "paired"}
+        Construction used.
     target_ : (r, 2Q) array or None
-        Coefficients of the target at B on the features ψ, with ``construction="paired"``.
+        Coefficients of the target at B on the features ψ, in the paired construction.
     ratio_ : DensityRatio or None
         Density ratio η̂, with ``continuation="ratio"``.
     potential_ : Potential or None
@@ -131,7 +133,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
         self,
         discount: float,
         *,
-        construction: Literal["separated", "paired"] = "separated",
+        construction: Literal["auto", "separated", "paired"] = "auto",
         centring: Literal["auto", "none"] = "none",
         continuation: Literal["sampled", "ratio"] = "sampled",
         solver: str | Solver = "pcg",
@@ -288,7 +290,8 @@ class KEDRL(FittedAttributes, BaseEstimator):
         calibrate : bool
             Whether to measure rates, which takes about a second, or assume those of a slow machine.
 
-        Automatic sizes are planned at their largest; the fit chooses them and plans again.
+        Automatic sizes are planned at their largest, and an automatic construction as the longer one; the
+        fit chooses them and plans again.
 
         Returns
         -------

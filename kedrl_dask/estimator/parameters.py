@@ -68,7 +68,7 @@ def _check_conditioning(name: str, value: object, _: str) -> None:
 
 
 #: Parameters that version one did not have, with the values that describe what it did.
-VERSION_ONE: Record = {"centring": "none"}
+VERSION_ONE: Record = {"centring": "none", "construction": "separated"}
 
 AUTO_COUNT = either("auto", count())
 AUTO_KERNEL = either("auto", Constraint("Matern", _check_kernel))
@@ -137,12 +137,15 @@ class Parameters(CommonParameters):
         Constraint("float", lambda name, value, _: check_share(name, value)),
         "Discount factor γ, strictly between 0 and 1.",
     )
-    construction: Literal["separated", "paired"] = parameter(
+    construction: Literal["auto", "separated", "paired"] = parameter(
         choice(),
         """How the reward and the continuation are averaged given the input. "separated" averages each by
         itself, which is right when they are uncorrelated given x (ass:reward_continuation_separation);
         "paired" averages them together (app:paired_bellman_estimator), which is always right and takes
-        longer. ``diagnostics_["separation"]`` says which one the data ask for.""",
+        longer. "auto" tests on a sample, before the pass over the data, whether they are uncorrelated, and
+        takes "paired" where they are not; ``operators="exact"`` and ``reward_trend="linear"`` need
+        "separated". ``construction_`` is the one used, ``diagnostics_["construction"]`` has the figures of
+        the test, and ``diagnostics_["separation"]`` those of the same test after the fit.""",
         "--construction",
     )
     centring: Literal["auto", "none"] = parameter(
@@ -269,6 +272,7 @@ class Parameters(CommonParameters):
         """Trend of the reward that is removed before the regression. "linear" subtracts a least-squares trend
         in x and regresses the residual with a ridge of its own, for rewards that are linear but for noise; it
         is consistent for others too, but may raise their error. "auto" does so where that predicts the law of
-        the reward better for held-out episodes. For ``construction="separated"`` with
-        ``operators="features"``.""",
+        the reward better for held-out episodes. For the separated construction with
+        ``operators="features"``: where ``construction="auto"`` finds the paired one, "auto" takes no
+        trend.""",
     )

@@ -110,7 +110,8 @@ def _size_rows(facts: Record) -> Iterator[Row]:
 def _setting_rows(model: KEDRL, facts: Record) -> Iterator[Row]:
     settings = facts["settings"]
     yield "discount γ", f"{settings['discount']:g}"
-    yield "construction", f"{settings['construction']}, continuation {settings['continuation']}"
+    how = " (automatic)" if model.construction == "auto" else ""
+    yield "construction", f"{model.construction_}{how}, continuation {settings['continuation']}"
     for name in ("input_kernel", "return_kernel"):
         yield name.replace("_", " "), _kernel(facts[name]) + _how(getattr(model, name))
     yield "ridge λ_Γ", f"{facts['ridge_gamma']:.3g}{_how(model.ridge_gamma)}"

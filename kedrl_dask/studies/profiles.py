@@ -61,7 +61,10 @@ def settings(pair: simulation.PolicyPair, profile: Profile = "auto", seed: int =
     AdamW; "paper-exact": the same with the exact minimiser.
     """
     given = pair.settings
+    # Reward and continuation of the paper's system are uncorrelated given the input, and its estimator is
+    # the separated one.
     common = {"discount": simulation.DISCOUNT, "return_kernel": given.kernel, "random_state": seed}
+    common["construction"] = "separated"
     if profile == "auto":
         return common | {"reward_trend": "auto"}
     adamw = AdamW(

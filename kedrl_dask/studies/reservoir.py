@@ -88,7 +88,8 @@ def run(
     action = TARGET.location(state)
     store = _log(cache, reservoir, episodes, seed)
     simulated = _simulate(cache, reservoir, state, action, returns, seed)
-    settings: Record = {"discount": DISCOUNT, "random_state": seed, **SIZES, **parameters}
+    settings: Record = {"discount": DISCOUNT, "random_state": seed, "construction": "separated"}
+    settings |= SIZES | parameters
     model = KEDRL(**settings)
     model.fit(store, TARGET, cache=output / "cache")
     replicates = model.bootstrap(store, TARGET, bootstrap, random_state=seed, cache=output / "cache")

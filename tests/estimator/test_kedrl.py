@@ -17,7 +17,7 @@ from kedrl_dask.engine.execute.dask_client import DistributedExecutor
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.directories import StoreError
-from kedrl_dask.estimator.fit.pipeline import choose_mass_penalty, choose_ridge_b
+from kedrl_dask.estimator.fit.problem import choose_mass_penalty, choose_ridge_b
 from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW
 from tests.conftest import LOOPBACK, make_episodes
 
@@ -30,7 +30,7 @@ AUTO = {"input_kernel": "auto", "return_kernel": "auto", "ridge_gamma": "auto"}
 
 
 def small_model(discount=0.6, **settings):
-    return KEDRL(discount, **(SMALL | settings))
+    return KEDRL(discount, **({"construction": "separated"} | SMALL | settings))
 
 
 def fit(store, policy, executor=None, **settings):

@@ -14,9 +14,9 @@ import pytest
 import kedrl_dask
 from kedrl_dask import KEDRL, TransitionStore, policies
 from kedrl_dask.engine.data.validation import DataWarning
-from kedrl_dask.estimator.fit.policy_check import PolicyWarning
 from kedrl_dask.estimator.fitted import persistence
 from kedrl_dask.estimator.fitted.findings import CODES
+from kedrl_dask.estimator.policy_check import PolicyWarning
 from kedrl_dask.numerics.laws import functionals
 from kedrl_dask.numerics.solvers.pcg import PCG
 from kedrl_dask.utils.exceptions import NumericalWarning, warn

@@ -36,6 +36,7 @@ class Plan:
     stages: tuple[Stage, ...]
     form: Form = "separated"
     n_shards: int = 0  # parts into which the contraction divides the frequencies
+    at_most: bool = False  # whether the fit may turn out to be of a construction that takes less
 
     @property
     def memory(self) -> int:
@@ -113,8 +114,11 @@ class Plan:
         return (
             f"Plan for {s.n_transitions:,} transitions on {where}; "
             f"{s.n_conditioning:,} conditioning points in chunks of {s.chunk_points:,}{self._what()}; "
-            "the time of the solver is for a typical number of products"
+            f"the time of the solver is for a typical number of products{self._unless()}"
         )
+
+    def _unless(self) -> str:
+        return "; less if the test of separation chooses the other construction" if self.at_most else ""
 
     def _what(self) -> str:
         if self.form == "separated":

@@ -72,6 +72,10 @@ class Cache:
         """Return where the result is or will be."""
         return self.directory / f"{kind}-{fingerprint(facts)}" / RESULT
 
+    def has(self, kind: str, facts: Facts) -> bool:
+        """Return whether there is an undamaged result."""
+        return self._is_there(self.path(kind, facts))
+
     def get(self, kind: str, facts: Facts, make: Callable[[Path], None]) -> Path:
         """Return the path of a result; if it is missing or damaged, ``make`` is called to create it."""
         return self._get(kind, facts, make, "*")

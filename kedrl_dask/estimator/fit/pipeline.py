@@ -18,12 +18,12 @@ from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.engine.storage.atomic import remove
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.engine.storage.untrusted import checked_path
+from kedrl_dask.estimator.fit.construction import Decision, choose_construction, revise
 from kedrl_dask.estimator.fit.design import Choices, make_choices
 from kedrl_dask.estimator.fit.paired import Pairing
 from kedrl_dask.estimator.fit.pilot import run_pilot
 from kedrl_dask.estimator.fit.planning import checked_plan
-from kedrl_dask.estimator.fit.policy_check import PolicyWarning, rehearse
-from kedrl_dask.estimator.fit.problem import Prepared
+from kedrl_dask.estimator.fit.problem import Prepared, choose_mass_penalty, choose_ridge_b
 from kedrl_dask.estimator.fit.regression import (
     RegressionSums,
     Ridges,
@@ -35,7 +35,7 @@ from kedrl_dask.estimator.fit.regression import (
 from kedrl_dask.estimator.fit.separated import separated_problem
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit.streaming import stream
-from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.estimator.policy_check import PolicyWarning, rehearse
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.base import PolicyError, checked_draws
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
@@ -48,9 +48,6 @@ from kedrl_dask.utils.checks import shown
 from kedrl_dask.utils.exceptions import require_finite, warn
 from kedrl_dask.utils.progress import Reporter
 
-#: N·λ_B in units of σ_X²σ_Z²: below it the error no longer changes, above it shrinkage shows. The smallest
-#: λ_B in the same units is where the solver still converges with products in single precision.
-RELATIVE_RIDGE_B, SMALLEST_RIDGE_B = 1e-3, 1e-10
 #: Remedy for numbers that leave the range of floats.
 SCALES = "give states, actions and rewards in units in which they are of moderate size"
 
@@ -75,6 +72,7 @@ class Fit:
     """Everything that a fit produced."""
 
     choices: Choices
+    decision: Decision
     operators: ConditionalOperators
     solution: Solution
     ridges: Ridges
@@ -141,18 +139,27 @@ def design(
     return store, make_choices(settings, store, cache, pilot.returns), pilot.potential
 
 
-def run_fit(request: Request, cache: Cache, reporter: Reporter, keeper: Keeper | None = None) -> Fit:
-    """Run all stages; see the module. The plan is for the sizes that the design chose.
+def run_fit(
+    request: Request,
+    cache: Cache,
+    reporter: Reporter,
+    keeper: Keeper | None = None,
+    decision: Decision | None = None,
+) -> Fit:
+    """Run all stages; see the module. The plan is for the sizes and the construction that were chosen.
 
-    With a keeper the solver resumes from the state that it kept.
+    With a keeper the solver resumes from the state that it kept. A ``decision`` replaces the one about the
+    construction that would be made here.
     """
     settings, store, executor = request.settings, request.store, request.executor
     executor.warm_up(warm_up)
     with reporter.stage("design"):
         store, choices, potential = design(settings, store, request.policy, cache)
+        sources = settings, store, request.policy, choices, cache
+        decision = choose_construction(*sources) if decision is None else revise(decision, *sources)
     chosen = choices.grid, choices.frequencies, choices.features.whitening, choices.basis.whitening
     require_finite("the design", SCALES, *chosen)
-    settings = choices.settle(settings)
+    settings, choices = decision.settle(choices.settle(settings), choices)
     plan = replace(request, settings=settings).plan(cache)
     reporter.note("plan", plan=plan.to_dict())
     streamed = stream(settings, store, request.policy, choices, executor, cache, reporter)
@@ -186,27 +193,9 @@ def run_fit(request: Request, cache: Cache, reporter: Reporter, keeper: Keeper |
     solution = replace(solution, coefficients=choices.basis.whitening @ solution.coefficients)
     require_finite("the fitted coefficients", f"raise ridge_b, or {SCALES}", solution.coefficients)
     return Fit(
-        choices, operators, solution, ridges, tried, ridge_b, mass_penalty, sums, continuation, gamma_mass,
-        plan, target, potential,
+        choices, decision, operators, solution, ridges, tried, ridge_b, mass_penalty, sums, continuation,
+        gamma_mass, plan, target, potential,
     )  # fmt: skip
-
-
-def choose_ridge_b(
-    given: float | str, input_kernel: Matern, return_kernel: Matern, n_transitions: float
-) -> float:
-    """λ_B as given, or 10⁻³·σ_X²σ_Z²/N: its bias falls faster than the error of the regression."""
-    if not isinstance(given, str):
-        return float(given)
-    relative = max(RELATIVE_RIDGE_B / n_transitions, SMALLEST_RIDGE_B)
-    return relative * (input_kernel.sigma * return_kernel.sigma) ** 2
-
-
-def choose_mass_penalty(given: float | str, return_kernel: Matern) -> float:
-    """λ_mass as given, or σ_Z²: the weight that a missing mass has in the residual, at a single atom.
-
-    All terms of the criterion are then proportional to σ_Z², so that the coefficients do not depend on it.
-    """
-    return return_kernel.sigma**2 if isinstance(given, str) else float(given)
 
 
 def _solve(settings: Settings, problem: Problem, reporter: Reporter, keeper: Keeper | None) -> Solution:

@@ -31,7 +31,20 @@ def plan_fit(
     n_workers: int | None = None,
     calibrate: bool = True,
 ) -> Plan:
-    """Plan a fit; see :meth:`kedrl_dask.KEDRL.plan`."""
+    """Plan a fit, at most; see :meth:`kedrl_dask.KEDRL.plan`."""
+    plans = _plans(settings, store, executor, memory, n_workers, calibrate)
+    return max(plans, key=lambda plan: plan.seconds)
+
+
+def _plans(
+    settings: Settings,
+    store: TransitionStore,
+    executor: Executor,
+    memory: int | str | None,
+    n_workers: int | None,
+    calibrate: bool,
+) -> list[Plan]:
+    """Plans of the fit in each possible construction."""
     if n_workers is not None:
         check_count("plan: workers", n_workers)
     if calibrate:
@@ -43,7 +56,11 @@ def plan_fit(
     budget = executor.memory if memory is None else parse_memory(memory)
     n_threads = max(1, executor.n_threads // executor.n_workers)
     sizes, n_workers = _sizes(settings, store), n_workers or executor.n_workers
-    return make_plan(sizes, machine, n_workers, n_threads, budget, settings.forms)
+    at_most = settings.is_undecided
+    return [
+        replace(make_plan(sizes, machine, n_workers, n_threads, budget, forms), at_most=at_most)
+        for forms in settings.forms
+    ]
 
 
 def checked_plan(
@@ -55,9 +72,10 @@ def checked_plan(
 ) -> Plan:
     """Plan without measurements, as every fit does first; raises PlanError if it is over budget.
 
-    The contents of a cache count as free space: they need not be written again.
+    The contents of a cache count as free space: they need not be written again. Before the construction is
+    chosen, one within the budget is enough.
     """
-    plan = plan_fit(settings, store, executor, memory, calibrate=False)
+    plan = min(_plans(settings, store, executor, memory, None, False), key=lambda plan: plan.memory)
     plan.check(None if cache is None else disk_usage(cache.directory).free + cache.size)
     return plan
 

@@ -42,12 +42,13 @@ class Settings(Parameters):
     def __post_init__(self) -> None:
         """Check each parameter by itself, then those that exclude each other."""
         super().__post_init__()
-        if self.operators == "exact" and self.construction != "separated":
+        if self.operators == "exact" and self.construction == "paired":
             raise ValueError(
                 f"KEDRL: operators='exact' needs construction='separated', got {self.construction!r}: "
                 "only there is the target made of H and G"
             )
-        if self.reward_trend != "none" and (self.construction, self.operators) != ("separated", "features"):
+        can_have_trend = self.construction != "paired" and self.operators == "features"
+        if self.reward_trend != "none" and not can_have_trend:
             raise ValueError(
                 f"KEDRL: reward_trend={self.reward_trend!r} needs construction='separated' and "
                 f"operators='features', got {self.construction!r} and {self.operators!r}: only there does "
@@ -179,11 +180,20 @@ class Settings(Parameters):
         return N_FOLDS if isinstance(self.ridge_gamma, str) else 1
 
     @property
-    def forms(self) -> tuple[Form, ...]:
-        """The forms of the problem among which the plan may choose."""
-        if self.construction == "separated":
-            return ("separated",)
-        return ("contracted", "matrix-free") if self.paired_form == "auto" else (self.paired_form,)
+    def is_undecided(self) -> bool:
+        """Whether data decide about the construction; exact operators and a given trend need "separated"."""
+        is_free = self.operators == "features" and self.reward_trend != "linear"
+        return self.construction == "auto" and is_free
+
+    @property
+    def forms(self) -> tuple[tuple[Form, ...], ...]:
+        """For each possible construction, the forms of the problem among which the plan may choose."""
+        paired: tuple[Form, ...] = ("contracted", "matrix-free")
+        if self.paired_form != "auto":
+            paired = (self.paired_form,)
+        if self.is_undecided:
+            return ("separated",), paired
+        return (paired,) if self.construction == "paired" else (("separated",),)
 
     @property
     def grid_size(self) -> int:

@@ -65,7 +65,7 @@ def stream(
 ) -> Streamed:
     """Run the passes whose results the cache does not have."""
     blocks = episode_blocks(store, settings.n_blocks)
-    target = TargetActions(policy, _n_draws(settings, policy, choices), settings.random_state)
+    target = TargetActions(policy, choose_n_draws(settings, policy, choices), settings.random_state)
     ratio = None
     passes = _Passes(settings, store, choices, target, executor, cache)
     if settings.continuation == "ratio":
@@ -84,7 +84,7 @@ def episode_blocks(store: TransitionStore, n_blocks: int) -> list[RowBlock]:
     return [RowBlock(i, *edges) for i, edges in enumerate(pairwise(store.block_edges(n_blocks)))]
 
 
-def _n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
+def choose_n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
     """Target actions per successor state: the fewest Gauss nodes that average the input kernel accurately."""
     if not isinstance(settings.n_draws, str):
         return settings.n_draws

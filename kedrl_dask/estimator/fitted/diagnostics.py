@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.metadata import version
 
@@ -11,13 +11,14 @@ import numpy as np
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
+from kedrl_dask.estimator.fit.construction import sampled_blocks
 from kedrl_dask.estimator.fit.pipeline import Fit
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.criterion.separation_test import SeparatedParts, separation
 from kedrl_dask.numerics.design import return_grid as grids
-from kedrl_dask.numerics.design.sizes import EXACT_HELD_OUT, SEPARATION_BLOCKS, SEPARATION_SAMPLE
-from kedrl_dask.numerics.kernels.spectral import kernel_error, waves
+from kedrl_dask.numerics.design.sizes import EXACT_HELD_OUT
+from kedrl_dask.numerics.kernels.spectral import kernel_error
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.utils.arrays import Inputs, Real, Record
 
@@ -50,6 +51,7 @@ def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Polic
             "conditioning": len(fit.gamma_mass),
             "draws": fit.continuation.target.n_draws,
         },
+        "construction": fit.decision.to_dict(),
         "operators": model.settings.operators,
         "precision": "double" if fit.plan.sizes.exact else model.settings.precision,
         "residency": fit.plan.residency,
@@ -162,25 +164,15 @@ def _held_out(model: FittedModel, inputs: Inputs) -> Record:
 
 def _separation(model: FittedModel, fit: Fit, inputs: Inputs, risk: float) -> Record:
     """How far the separated target is from the paired one, and which construction the data ask for."""
-    settings, choices, sample = model.settings, fit.choices, fit.choices.sample
-    rng = np.random.default_rng([settings.random_state, 9])
-    sample = sample.select(np.sort(rng.permutation(len(sample))[:SEPARATION_SAMPLE]))
-    # The sample is no group of rows: its draws have a seed of their own.
-    target = fit.continuation.target
-    continuation = replace(fit.continuation, target=replace(target, seed=target.seed + 2))
+    settings, choices = model.settings, fit.choices
     space = ReturnSpace.build(choices.grid, choices.frequencies, settings.discount, choices.return_kernel)
     ahead = fit.solution.coefficients @ space.shifted_waves
-    episodes = np.unique(sample.episode, return_inverse=True)[1]
-    n_blocks = min(SEPARATION_BLOCKS, int(episodes.max()) + 1)
-
-    def blocks() -> Iterator[SeparatedParts]:
-        for number in range(n_blocks):
-            part = sample.select(np.flatnonzero(episodes * n_blocks // (episodes.max() + 1) == number))
-            kappa, _ = continuation(number, part, slice(None), np.float64)
-            psi, of_reward = choices.features(part.inputs), waves(part.reward, choices.frequencies)
-            yield SeparatedParts(psi, of_reward, kappa @ ahead)
-
+    blocks = sampled_blocks(choices, choices.frequencies, fit.continuation, settings.random_state)
+    parts = (SeparatedParts(block.features, block.reward, block.continuation @ ahead) for block in blocks)
     psi, gamma = choices.features(inputs), fit.ridges.gamma
-    found = separation(blocks(), psi, gamma, space.scale, settings.random_state)
+    found = separation(parts, psi, gamma, space.scale, settings.random_state)
     residual = float(np.sqrt(risk))
-    return {**asdict(found), "residual": residual, "recommends": found.recommends(residual)}
+    recommended = found.recommends(residual)
+    return {
+        **asdict(found), "residual": residual, "recommends": recommended, "construction": model.construction,
+    }  # fmt: skip

@@ -271,7 +271,8 @@ def _solver(solver: Record, settings: Record) -> Verdict:
 def _separation(separation: Record, settings: Record) -> Verdict:
     difference, residual = _number(separation["difference"]), _number(separation["residual"])
     figures = f"targets differ by {difference} beside a residual of {residual}"
-    if settings["construction"] == "paired":
+    used = settings["construction"]
+    if (separation.get("construction") if used == "auto" else used) == "paired":
         return Verdict("good", f"the paired construction allows for any correlation; {figures}")
     if separation["recommends"] == "paired":
         return Verdict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,11 @@ class FittedModel:
     def input_kernel(self) -> Matern:
         """The kernel on state-action inputs."""
         return self.operators.kernel
+
+    @property
+    def construction(self) -> Literal["separated", "paired"]:
+        """The construction used, whether it was given or chosen."""
+        return "separated" if self.target is None else "paired"
 
     @property
     def return_space(self) -> Space:
@@ -197,6 +202,7 @@ class FittedAttributes:
     mass_penalty_: float = _found("mass_penalty")
     operators_: ConditionalOperators = _found("operators")
     return_space_: Space = _found("return_space")
+    construction_: Literal["separated", "paired"] = _found("construction")
     target_: Matrix | None = _found("target")
     ratio_: DensityRatio | None = _found("ratio")
     encoding_: Encoding | None = _found("encoding")

@@ -246,7 +246,7 @@ def _check_numbers(model: FittedModel) -> None:
     settings.check_data(state_dim, action_dim, reward_dim, max(sizes["transitions"], len(model.basis)))
     if model.operators.reward.shape[1] != 2 * len(model.frequencies):
         raise ValueError(f"{len(model.frequencies)} frequencies for {model.operators.reward.shape[1]} waves")
-    if (model.target is not None) != (settings.construction == "paired"):
+    if settings.construction not in ("auto", model.construction):
         raise ValueError(f"construction {settings.construction!r} contradicts the arrays")
     if isinstance(model.operators, ExactOperators) != (settings.operators == "exact"):
         raise ValueError(f"operators {settings.operators!r} contradict the arrays")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class Separation:
     noise: float
     p_value: float | None
 
-    def recommends(self, residual: float) -> str:
+    def recommends(self, residual: float) -> Literal["separated", "paired"]:
         """The construction that the data call for, given the norm of the Bellman residual."""
         is_real = self.p_value is not None and self.p_value <= LEVEL
         return "paired" if is_real and self.difference > SHARE * residual else "separated"

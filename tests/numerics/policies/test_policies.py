@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from sklearn.linear_model import LinearRegression
 
 from kedrl_dask import KEDRL, policies
-from kedrl_dask.estimator.fit.policy_check import PolicyWarning, rehearse
+from kedrl_dask.estimator.policy_check import PolicyWarning, rehearse
 from kedrl_dask.numerics.policies import Function, Gaussian, Logistic, Policy, Uniform
 from kedrl_dask.numerics.policies.base import PolicyError
 from kedrl_dask.numerics.policies.noise import GaussianNoise, LogisticNoise, UniformNoise

@@ -435,7 +435,7 @@ def test_linear_trend__far_from_zero_and_collinear():
     [
         ({"reward_trend": "quadratic"}, "reward_trend must be 'none' or 'linear' or 'auto', got 'quadratic'"),
         ({"construction": "paired"}, "reward_trend='linear' needs construction='separated'"),
-        ({"operators": "exact"}, "operators='features', got 'separated' and 'exact'"),
+        ({"operators": "exact"}, "operators='features', got 'auto' and 'exact'"),
     ],
 )
 def test_fit__refuses(larger, policy, settings, message):
