@@ -47,7 +47,7 @@ def assert_answers(model, expected):
 
 
 def fit(store, **options):
-    model = KEDRL(0.8, construction="separated", **SIZES)
+    model = KEDRL(0.8, construction="separated", centring="none", **SIZES)
     return model.fit(store, POLICY, executor=ThreadExecutor(1), progress="none", **options)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +24,17 @@ from kedrl_dask.engine.plan.partition import even_ranges
 from kedrl_dask.estimator.bootstrap import Bootstrap, Draws
 from kedrl_dask.estimator.fit.pipeline import check_policy, workspace
 from kedrl_dask.estimator.fitted import results
-from kedrl_dask.estimator.fitted.answers import N_DRAWS, sections_at
-from kedrl_dask.estimator.fitted.findings import EDGE, enforce, fit_evidence, law_evidence, objections
+from kedrl_dask.estimator.fitted.answers import N_DRAWS, fitted_embedding, sections_at
+from kedrl_dask.estimator.fitted.findings import CODES, EDGE, enforce, fit_evidence, law_evidence, objections
 from kedrl_dask.estimator.fitted.inputs import as_stored, checked_columns, joined_inputs
+from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.fitted.persistence import parameters
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.laws.functionals import Embedding
-from kedrl_dask.numerics.laws.mixture import Mixture
 from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recover_law
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL, Summaries, thresholds
+from kedrl_dask.numerics.laws.tilting import Tilted
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.overlap import action_overlap
 from kedrl_dask.utils.arrays import Atoms, Matrix, Points, Real, Record, Vector, Weights
@@ -87,8 +88,8 @@ def compare(
         Whether the inputs are a sample to average over, such as one of initial states: each policy then has
         one law.
     n_replicates : int
-        Bootstrap replicates for intervals, which need the separated construction, so that an automatic one
-        is separated; 0 for none.
+        Bootstrap replicates for intervals; 0 for none. They need a separated construction without centring,
+        which automatic settings then are: give ``centring="auto"`` its simulated returns with 0.
     interval : float
         Probability with which intervals are to cover, each by itself: see
         :meth:`kedrl_dask.estimator.bootstrap.Draws.interval`. They do not see the choice of settings.
@@ -126,15 +127,10 @@ def compare(
     """
     store = store if isinstance(store, TransitionStore) else TransitionStore.open(store)
     _check(estimator, n_replicates, {"interval": interval, "tail": tail, "levels": levels}, accept)
-    if estimator.centring != "none":
-        raise ValueError(
-            "compare: policies are compared on common atoms, and centred returns have atoms of each policy's "
-            "own; give an estimator with centring='none'"
-        )
-    if n_replicates and estimator.construction == "auto":
-        estimator = clone(estimator).set_params(construction="separated")
-    asked = _inputs(store, policies, at)
-    settings = RecoverySettings(**(recovery or {}))
+    asked, recovery = _inputs(store, policies, at), recovery or {}
+    settings = RecoverySettings(**recovery)
+    if n_replicates:
+        estimator = _resampled(estimator)
     reporter, executor = Reporter(progress), checked_executor(executor)
     with workspace(store, cache) as space:
         shared: Record = {"executor": executor, "cache": space.directory, "progress": progress}
@@ -143,13 +139,14 @@ def compare(
             for name, policy in policies.items()
         }
         with reporter.stage("recovery"):
-            sections = {name: sections_at(model.fitted_, *asked[name]) for name, model in models.items()}
+            laws = {
+                name: _law(model.fitted_, *asked[name], average, recovery) for name, model in models.items()
+            }
+            sections = {}
+            if n_replicates:
+                sections = {name: sections_at(model.fitted_, *asked[name]) for name, model in models.items()}
             if average:
                 sections = {name: rows.mean(axis=0, keepdims=True) for name, rows in sections.items()}
-            laws = {
-                name: recover_law(rows @ model.coefficients_, model.grid_, model.return_kernel_, settings)
-                for (name, rows), model in zip(sections.items(), models.values(), strict=True)
-            }
             edges = {name: _edge_mass(law) for name, law in laws.items()}
             found = []
             for name, law in laws.items():
@@ -227,6 +224,25 @@ def _check(
         )
 
 
+def _resampled(estimator: KEDRL) -> KEDRL:
+    """The estimator as the bootstrap needs it, where it is automatic: separated and not centred."""
+    automatic = [name for name in ("construction", "centring") if getattr(estimator, name) == "auto"]
+    plain = {"construction": "separated", "centring": "none"}
+    return clone(estimator).set_params(**{name: plain[name] for name in automatic})
+
+
+def _law(
+    model: FittedModel,
+    state: npt.ArrayLike,
+    action: npt.ArrayLike | Policy,
+    average: bool,
+    recovery: Mapping[str, Any],
+) -> Recovered:
+    """Laws at the inputs, or their mixture; the caller judges them."""
+    embedding = fitted_embedding(model, state, action, accept=tuple(CODES))
+    return (embedding.average() if average else embedding).recover(**recovery)
+
+
 @dataclass(frozen=True)
 class _Drawn:
     """Summaries in all replicates, of some inputs at a time; ``missed`` counts recoveries that failed."""
@@ -292,23 +308,43 @@ def _contrasted(laws: Mapping[str, Recovered], drawn: _Drawn, interval: float) -
 
 
 def _distances(laws: Mapping[str, Recovered]) -> xr.Dataset:
-    """Distance of the fitted embeddings of every pair of policies: of the joint laws, in one number."""
+    """Distance of every pair of policies: of their joint laws, in one number.
+
+    It is that of the fitted embeddings, or of laws on simulated returns, whose embeddings have return kernels
+    of their own, in the kernel of the first.
+    """
+    kernel = next(iter(laws.values())).kernel
     embeddings = {
-        name: Embedding(law.coefficients, law.grid, law.kernel, shift=law.shift) for name, law in laws.items()
+        name: [Embedding(one.weights, one.atoms, kernel) for one in law.alone]
+        if isinstance(law, Tilted)
+        else [Embedding(law.coefficients, law.grid, law.kernel, shift=law.shift)]
+        for name, law in laws.items()
     }
-    pairs = [embeddings[later].mmd(embeddings[sooner]) for sooner, later in combinations(laws, 2)]
+    pairs = [
+        np.concatenate(
+            [later.mmd(sooner) for later, sooner in zip(embeddings[b], embeddings[a], strict=True)]
+        )
+        for a, b in combinations(laws, 2)
+    ]
     return xr.Dataset({"mmd": (("pair", "input"), np.stack(pairs))} if pairs else {})
+
+
+def _grid_shift(law: Recovered) -> Points | None:
+    return law.grid_shift if isinstance(law, Tilted) else law.shift
 
 
 def _edge_mass(law: Recovered) -> Real:
     """Mass beyond the inner part of the grid's range, at its low and at its high end; (2, n, d)."""
     low, high = law.grid.min(axis=0), law.grid.max(axis=0)
-    margin = EDGE * (high - low)
-    sides = zip(low + margin, high - margin, strict=True)
-    still = law if law.shift is None else Mixture(law.grid, law.weights, law.bandwidth)
-    mass = [(still.cdf(a, c), 1 - still.cdf(b, c)) for c, (a, b) in enumerate(sides)]
+    margin, shift = EDGE * (high - low), _grid_shift(law)
+    shifts = np.zeros((len(law.weights), law.dim)) if shift is None else shift
+    mass = [
+        [(one.cdf(a, c)[0], 1 - one.cdf(b, c)[0]) for c, (a, b) in enumerate(zip(*ends, strict=True))]
+        for one, move in zip(law.alone, shifts, strict=True)
+        for ends in [(low + margin + move, high - margin + move)]
+    ]
     # Weights sum to one up to rounding.
-    return np.maximum(np.stack(mass, axis=-1), 0.0)
+    return np.maximum(np.transpose(mass, (2, 0, 1)), 0.0)
 
 
 def _asked(asked: Mapping[str, Asked], average: bool) -> xr.Dataset:

@@ -43,7 +43,7 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """Summaries, one row for each policy, input, coordinate, summary and level.
 
-        ``second`` is the value with ten times the ridge and half the bandwidth; ``sensitive``, ``residual``
+        ``second`` is the value under the laws' second specification; ``sensitive``, ``residual``
         and ``not_converged`` are the flags of the law.
 
         >>> comparison.table.query("summary == 'mean'")[["policy", "value"]].round(1).to_numpy().tolist()

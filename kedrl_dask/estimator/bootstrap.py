@@ -24,7 +24,7 @@ from kedrl_dask.engine.plan.partition import even_ranges, in_groups
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.estimator.fit.conditioning import file_conditioning
 from kedrl_dask.estimator.fit.pipeline import Request, check_policy, design
-from kedrl_dask.estimator.fit.problem import Prepared
+from kedrl_dask.estimator.fit.problem import Around, Prepared
 from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, recalibrate, regress
 from kedrl_dask.estimator.fit.streaming import stream
 from kedrl_dask.estimator.fitted.model import FittedAttributes
@@ -190,8 +190,9 @@ def run_bootstrap(
     settings, store, policy, executor = request.settings, request.store, request.policy, request.executor
     if model.fitted_.construction != "separated" or settings.operators != "features":
         raise ValueError(
-            "bootstrap: block sums are kept only for construction='separated' with operators='features'; "
-            "fit such a model"
+            "bootstrap: block sums are kept only for construction='separated' with operators='features', and "
+            f"this fit is {model.fitted_.construction} with {settings.operators}; fit with "
+            "construction='separated', and centring='none' if that is refused"
         )
     settings = replace(settings, construction="separated")
     check_count("bootstrap: n_replicates", n_replicates, least=2, most=MOST_REPLICATES)
@@ -209,7 +210,8 @@ def run_bootstrap(
             f"{shown(policy)}; give the policy of the fit"
         )
     with reporter.stage("design"):
-        store, choices, _ = design(settings, store, policy, cache)
+        store, choices, pilot = design(settings, store, policy, cache, executor)
+        prior = None if pilot is None else choices.prior(pilot.inputs, pilot.returns)
     settings = choices.settle(settings)
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     n_blocks = len(streamed.blocks[0])
@@ -234,7 +236,7 @@ def run_bootstrap(
                 if expected is not None:
                     trend, sums = expected.refit_trend(sums)
                     start = replace(start, choices=replace(choices, trend=trend))
-                found.append(_replicate(start, sums, streamed.continuation.ratio, fitted.coefficients))
+                found.append(_replicate(start, sums, streamed.continuation.ratio, fitted.coefficients, prior))
                 advance()
     return Bootstrap(model, np.stack(found), counts)
 
@@ -312,7 +314,11 @@ class _Resampled(Conditioning):
 
 
 def _replicate(
-    start: Prepared, sums: RegressionSums, ratio: DensityRatio | None, coefficients: Coefficients
+    start: Prepared,
+    sums: RegressionSums,
+    ratio: DensityRatio | None,
+    coefficients: Coefficients,
+    prior: Coefficients | None,
 ) -> Coefficients:
     """B of a replicate, from its sums."""
     choices, settings, executor = start.choices, start.settings, start.executor
@@ -332,7 +338,8 @@ def _replicate(
         start.ridge_b,
     )
     solver = PCG(TOLERANCE) if problem.is_quadratic else LBFGS(TOLERANCE)
-    solution = solver.solve(problem, start=solve_triangular(whitening, coefficients))
+    center = np.zeros(problem.shape) if prior is None else prior
+    solution = solver.solve(Around(problem, center), start=solve_triangular(whitening, coefficients) - center)
     if not solution.result.ok:
         raise NumericalError(f"bootstrap: a replicate was not solved: {solution.result.value}")
-    return whitening @ solution.coefficients
+    return whitening @ (center + solution.coefficients)

@@ -15,6 +15,7 @@ from kedrl_dask.estimator.fitted.diagnostics import diagnose
 from kedrl_dask.estimator.fitted.findings import warn_of_fit
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.run import open_run
+from kedrl_dask.numerics.simulation.simulator import Simulator
 from kedrl_dask.numerics.solvers.base import Keeper
 from kedrl_dask.utils.process import driver_blas_threads
 from kedrl_dask.utils.progress import Reporter
@@ -64,6 +65,7 @@ def _estimate(
 
 def _diagnosed(given: Settings, request: Request, fit: Fit, reporter: Reporter) -> FittedModel:
     """The model of a fit, with its diagnostics."""
+    pilot, seeded = fit.pilot, (given.discount, given.random_state)
     model = FittedModel(
         settings=given,
         solution=fit.solution,
@@ -79,7 +81,8 @@ def _diagnosed(given: Settings, request: Request, fit: Fit, reporter: Reporter) 
         ridge_b=fit.ridge_b,
         mass_penalty=fit.mass_penalty,
         encoding=request.store.encoding,
-        potential=fit.potential,
+        potential=None if pilot is None else pilot.potential,
+        simulator=None if pilot is None else Simulator(pilot.model, request.policy, *seeded),
         plan=fit.plan,
     )
     with reporter.stage("diagnostics"):

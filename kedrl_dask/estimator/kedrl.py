@@ -22,7 +22,7 @@ from kedrl_dask.estimator.fit.planning import plan_fit
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit_model import fit_model
 from kedrl_dask.estimator.fitted import persistence
-from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, fitted_embedding
+from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, RecoveryMethod, fitted_embedding
 from kedrl_dask.estimator.fitted.model import FittedAttributes
 from kedrl_dask.estimator.fitted.notebook import fit_html
 from kedrl_dask.estimator.parameters import Conditioning
@@ -74,6 +74,8 @@ class KEDRL(FittedAttributes, BaseEstimator):
         Density ratio η̂, with ``continuation="ratio"``.
     potential_ : Potential or None
         Ψ, with ``centring="auto"``: the atoms of the return at a state are ``grid_`` + Ψ(s).
+    simulator_ : Simulator or None
+        Returns of the policy at any input, with ``centring="auto"``.
     encoding_ : Encoding or None
         How the columns of an ingested table were encoded.
     plan_ : Plan or None
@@ -118,11 +120,12 @@ class KEDRL(FittedAttributes, BaseEstimator):
     >>> law.mean().round(1)  # 1 is right
     array([[0.9]])
     >>> model.embed(*at, at=[[1.0], [9.0]]).round(1)
-    array([[0.9, 0. ]])
+    array([[0.8, 0. ]])
     >>> model.operator_blocks(*at).H.shape
     (1, 50, 50)
-    >>> draws = model.bootstrap(store, policy, 5, progress="none").apply(lambda m: m.bellman_risk(*at))
-    >>> draws.values.shape
+    >>> plain = KEDRL(0.5, construction="separated", centring="none", n_atoms=50, n_basis=50, n_landmarks=80)
+    >>> draws = plain.fit(store, policy, progress="none").bootstrap(store, policy, 5, progress="none")
+    >>> draws.apply(lambda m: m.bellman_risk(*at)).values.shape
     (5, 1)
     >>> model.save("model.zarr")
     >>> KEDRL.load("model.zarr").recover(*at).mean() == law.mean()
@@ -134,7 +137,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
         discount: float,
         *,
         construction: Literal["auto", "separated", "paired"] = "auto",
-        centring: Literal["auto", "none"] = "none",
+        centring: Literal["auto", "none"] = "auto",
         continuation: Literal["sampled", "ratio"] = "sampled",
         solver: str | Solver = "pcg",
         input_kernel: Matern | Literal["auto"] = "auto",
@@ -317,7 +320,8 @@ class KEDRL(FittedAttributes, BaseEstimator):
         Automatic settings stay as the fit chose them, so that intervals do not cover their choice. ``store``
         and ``policy`` must be those of the fit; with its ``cache`` no pass over the data is needed. Policies
         to be compared need the same ``random_state``. ``apply(function)`` of the result gives any function
-        of the fitted model with its replicates, standard errors and intervals.
+        of the fitted model with its replicates, standard errors and intervals. Only separated fits have
+        replicates; simulated returns are those of the fit in all of them.
         """
         check_is_fitted(self)
         request = Request(*self._prepared(store), policy, checked_executor(executor), None)
@@ -363,15 +367,18 @@ class KEDRL(FittedAttributes, BaseEstimator):
         state: npt.ArrayLike,
         action: npt.ArrayLike | Policy,
         accept: Sequence[str] = (),
+        method: RecoveryMethod = "auto",
         **settings: Any,
     ) -> FittedLaw:
         """Probability laws near the fitted embedding at each input (sec:stat_recovery), refused like it.
 
-        Settings are those of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`. The laws have
-        ``mean()``, ``covariance()``, ``cdf``, ``quantile``, ``cvar``, ``density``, ``pmf``, ``prob`` and
-        ``findings``.
+        With ``method="simulated"``, simulated returns of each input are weighted so that their law has nearly
+        the fitted embedding; with "grid", the paper's, the embedding is inverted on the atoms of the return
+        grid under ``settings`` of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`. "auto" takes
+        the first if the model can simulate and no such settings are given. The laws have ``mean()``,
+        ``covariance()``, ``cdf``, ``quantile``, ``cvar``, ``density``, ``pmf``, ``prob`` and ``findings``.
         """
-        return self.embedding(state, action, accept).recover(**settings)
+        return self.embedding(state, action, accept).recover(method, **settings)
 
     def bellman_risk(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Vector:
         """Squared projected Bellman residual (eq:generalization_metric) at each input; (n,).
@@ -416,9 +423,13 @@ class KEDRL(FittedAttributes, BaseEstimator):
         persistence.save(self.fitted_, path)
 
     @classmethod
-    def load(cls, path: str | Path) -> KEDRL:
-        """Read a model written by :meth:`save`."""
-        fitted = persistence.load(path, lambda **parameters: cls(**parameters)._settings())
+    def load(cls, path: str | Path, policy: Policy | None = None) -> KEDRL:
+        """Read a model written by :meth:`save`.
+
+        ``policy`` is that of the fit: without it, a model whose policy is code, such as
+        ``policies.Function``, does not simulate returns, and :meth:`recover` inverts its embedding.
+        """
+        fitted = persistence.load(path, lambda **parameters: cls(**parameters)._settings(), policy)
         model = cls(**fitted.settings.get_params())
         model.fitted_ = fitted
         return model

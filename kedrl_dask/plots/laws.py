@@ -48,7 +48,7 @@ def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.Array
             upper[c].hist(true[:, c], bins=np.linspace(x[0], x[-1], 50), density=True, color=GREY, alpha=0.5)
             lower[c].plot(x, np.mean(true[:, c, None] <= x, axis=0), color=GREY, linewidth=3, alpha=0.6)
         for law, colour, style in ((other, ORANGE, "--"), (recovered, BLUE, "-")):
-            if law.bandwidth[c] > 0:
+            if law.density_bandwidth[c] > 0:
                 upper[c].plot(x, law.density(x, c)[point], style, color=colour)
             else:
                 # Atoms may share a value in this coordinate: their weights are added.
@@ -61,11 +61,11 @@ def recovered_marginals(recovered: Recovered, point: int = 0, returns: npt.Array
         lower[c].set(xlabel=f"return {c + 1}", ylim=(-0.02, 1.02))
         for axes in (upper[c], lower[c]):
             axes.grid(alpha=0.25)
-    upper[0].set_ylabel("density" if (recovered.bandwidth > 0).all() else "density or mass")
+    upper[0].set_ylabel("density" if (recovered.density_bandwidth > 0).all() else "density or mass")
     lower[0].set_ylabel("distribution function")
     handles = [
         Line2D([], [], color=BLUE, label="recovered"),
-        Line2D([], [], color=ORANGE, linestyle="--", label="10 × ridge, ½ bandwidth"),
+        Line2D([], [], color=ORANGE, linestyle="--", label=recovered.second_specification),
     ]
     if true is not None:
         handles.append(Line2D([], [], color=GREY, linewidth=4, alpha=0.6, label="truth"))

@@ -15,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from kedrl_dask._version import __version__
 from kedrl_dask.engine.storage.atomic import write_atomic
+from kedrl_dask.numerics.laws.recovery import SECOND
 from kedrl_dask.report import sentences
 from kedrl_dask.report.charts import chart_data, chart_items
 from kedrl_dask.report.content import Content
@@ -86,6 +87,7 @@ def _answers(dataset: xr.Dataset) -> Record:
         "pairs": pairs,
         "distances": list(_distances(dataset, pairs)),
         "caution": dataset.attrs["caution"],
+        "second_specification": dataset.attrs.get("second_specification", SECOND),
         "bokeh": Resources(mode="inline", components=["bokeh"]).render_js(),
         # Inside a script element only "<" could end it.
         "payload": payload.replace("<", "\\u003c"),

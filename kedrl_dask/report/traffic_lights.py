@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from kedrl_dask.estimator.fitted.findings import CODES, Evidence, Severity, judge
+from kedrl_dask.numerics.laws.recovery import SECOND
 from kedrl_dask.report.content import Content
 
 Light = Literal["green", "amber", "red", "grey"]
@@ -71,7 +72,7 @@ def _capitalised(text: str) -> str:
 
 def _evidence(content: Content, name: str) -> Evidence:
     """What is known of a policy from its diagnostics and, unless they were refused, from the answers."""
-    evidence: Evidence = {**content.diagnostics[name], "settings": content.settings}
+    evidence: Evidence = {"simulation": None, **content.diagnostics[name], "settings": content.settings}
     if content.dataset is None:
         return evidence
     law = content.dataset.sel(policy=name)
@@ -81,6 +82,7 @@ def _evidence(content: Content, name: str) -> Evidence:
         "gap": law["gap"].to_numpy(),
         "relative_residual": law["relative_residual"].to_numpy(),
         "sensitive": law["flag_sensitive"].to_numpy(),
+        "second_specification": law.attrs.get("second_specification", SECOND),
     }
     if "edge_low" in law:
         evidence["edge_mass"] = np.max([law["edge_low"], law["edge_high"]], axis=(0, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from kedrl_dask.numerics.criterion.surrogate import (
     Surrogate,
     SurrogateCost,
 )
-from kedrl_dask.utils.arrays import Coefficients, Indices
+from kedrl_dask.utils.arrays import Coefficients, Indices, Matrix
 
 #: A value, and its gradient.
 ValueAndGradient = tuple[float, Coefficients]
@@ -32,13 +33,21 @@ ValueAndGradient = tuple[float, Coefficients]
 EXACT = np.dtype(np.float64)
 
 
-class Objective:
+class Objective(ABC):
     """Common part of the criteria of both constructions, as functions of C with B = T_L C."""
 
     coordinates: Coordinates
+    products_are_exact: bool
+    whitening: Matrix | None
+    n_points: int
 
     def __init__(self, penalties: Penalties, ridge: float) -> None:
         self._penalties, self._ridge = penalties, ridge
+
+    @property
+    def ridge(self) -> float:
+        """λ_B."""
+        return self._ridge
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,6 +58,18 @@ class Objective:
     def is_quadratic(self) -> bool:
         """Whether there is no penalty on negative coefficients."""
         return self._penalties.negative == 0
+
+    @abstractmethod
+    def value_and_gradient(self, coefficients: Coefficients) -> ValueAndGradient:
+        """Value of the criterion and its gradient (rank, m), in double precision."""
+
+    @abstractmethod
+    def product(self, direction: Coefficients) -> Coefficients:
+        """Product of the Hessian of the quadratic part with a direction."""
+
+    @abstractmethod
+    def batch_gradient(self, rows: Indices, coefficients: Coefficients) -> Coefficients:
+        """Gradient over some of the points."""
 
     def precondition(self, residual: Coefficients) -> Coefficients:
         """Approximate solution of Hessian·Y = residual, in coordinates where the Hessian is near identity."""

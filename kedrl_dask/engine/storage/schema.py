@@ -158,7 +158,11 @@ POTENTIAL: Specs = (
     ArraySpec("potential_constant", ("reward_dim",), "float64", "its constant"),
 )
 SIMULATED: Specs = (
+    ArraySpec("simulated_input", ("simulation", "input_dim"), "float64", "inputs of simulated returns"),
     ArraySpec("simulated", ("simulation", "reward_dim"), "float64", "simulated returns less the potential"),
+)
+TRANSITION_MODEL: Specs = (
+    ArraySpec("transition_model", ("number",), "float64", "its numbers, laid out as the attributes say"),
 )
 RETURNS: Specs = (ArraySpec("grid", ("atom", "reward_dim"), "float64", "atoms of the return grid"),)
 

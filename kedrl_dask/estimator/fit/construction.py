@@ -50,6 +50,9 @@ N_FREQUENCIES, N_CONDITIONING, N_HELD_OUT = 64, 1_000, 500
 #: Its solver: the figures of the test need two digits.
 SOLVER = PCG(tolerance=1e-3, max_iterations=60)
 
+#: Most frequencies of a paired construction that the test chose.
+PAIRED_FEATURES = 128
+
 #: The rule that is applied to the figures.
 RULE = {"level": LEVEL, "share": SHARE}
 #: Kinds of cached decisions: those of the test before a fit, and those that the test after it corrected.
@@ -76,13 +79,22 @@ class Decision:
     evidence: Record
 
     def settle(self, settings: Settings, choices: Choices) -> tuple[Settings, Choices]:
-        """Settings and choices of this construction; the paired one has no trend of the reward."""
+        """Settings and choices of this construction; the paired one has no trend of the reward.
+
+        Its cost is in proportion to the frequencies: one that was not asked for has no more than
+        ``PAIRED_FEATURES``.
+        """
         if self.chosen == "separated":
             return replace(settings, construction="separated"), choices
-        return (
-            replace(settings, construction="paired", reward_trend="none"),
-            replace(choices, trend=None),
-        )
+        settings, choices = replace(settings, reward_trend="none"), replace(choices, trend=None)
+        if settings.construction == "auto" and len(choices.frequencies) > PAIRED_FEATURES:
+            dim, drawn = choices.grid.shape[1], (settings.spectral, settings.random_state)
+            fewer = frequencies(choices.return_kernel, dim, PAIRED_FEATURES, *drawn)
+            settings, choices = (
+                replace(settings, n_features=PAIRED_FEATURES),
+                replace(choices, frequencies=fewer),
+            )
+        return replace(settings, construction="paired"), choices
 
     def to_dict(self) -> Record:
         """Plain values, for diagnostics."""

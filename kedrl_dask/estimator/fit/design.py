@@ -23,7 +23,8 @@ from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import frequencies
 from kedrl_dask.numerics.regression.input_kernel import InputTuning, median_kernel, tune_input_kernel
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
-from kedrl_dask.utils.arrays import Atoms, Frequencies, Points, Record
+from kedrl_dask.numerics.simulation.prior import simulated_coefficients
+from kedrl_dask.utils.arrays import Atoms, Coefficients, Frequencies, Inputs, Points, Record
 
 KIND = "kedrl choices"
 #: Version of the automatic rules, so that the cached choices of earlier rules are not reused.
@@ -58,6 +59,10 @@ class Choices:
     return_kernel: Matern
     tuning: Record
     trend: LinearTrend | None
+
+    def prior(self, inputs: Inputs, returns: Points) -> Coefficients:
+        """Coefficients C₀ of simulated returns, towards which the fit is shrunk."""
+        return simulated_coefficients(self.basis, self.grid, self.return_kernel, inputs, returns)
 
     def settle(self, settings: Settings) -> Settings:
         """The settings with the chosen sizes."""

@@ -7,6 +7,7 @@ their mean given the state.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,20 +16,23 @@ import numpy as np
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.engine.storage.array_store import ArrayStore, write_arrays
 from kedrl_dask.engine.storage.cache import Cache
-from kedrl_dask.engine.storage.schema import POTENTIAL, SIMULATED
+from kedrl_dask.engine.storage.schema import POTENTIAL, SIMULATED, TRANSITION_MODEL
 from kedrl_dask.estimator.fit.design import KIND, draw_sample
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit.streaming import policy_facts
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.simulation.potential import Potential
+from kedrl_dask.numerics.simulation.simulator import Simulator
 from kedrl_dask.numerics.simulation.smooth_regression import fit_smooth
 from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionModel, rewards_until
-from kedrl_dask.utils.arrays import Points
+from kedrl_dask.utils.arrays import Inputs, Points
 
 #: Counts up when the rules below change, so that caches of earlier ones are not mistaken for theirs.
-RULES = 1
-#: Simulated steps in all, the fewest and most returns from which Ψ is found, and the most for the grid.
-STEPS, FEWEST_RETURNS, MOST_RETURNS, GRID_RETURNS = 2_000_000, 1_000, 16_000, 4_000
+RULES = 2
+#: Simulated steps from logged states with actions of one kind, and the fewest and most returns.
+STEPS, FEWEST_RETURNS, MOST_RETURNS = 2_000_000, 1_000, 16_000
+#: Returns simulated at a time.
+BLOCK = 1_000
 #: Fewest episodes and transitions from which returns are simulated.
 FEWEST_EPISODES, FEWEST_TRANSITIONS = 10, 500
 
@@ -41,15 +45,22 @@ class Pilot:
     ----------
     potential : Potential
         Ψ.
+    inputs : (n, p + q) array
+        Logged states with logged actions, then with the policy's.
     returns : (n, d) array
-        Simulated returns from logged inputs, less Ψ of their states.
+        Returns simulated there, less Ψ of their states.
+    model : TransitionModel
     """
 
     potential: Potential
+    inputs: Inputs
     returns: Points
+    model: TransitionModel
 
 
-def run_pilot(settings: Settings, store: TransitionStore, policy: Policy, cache: Cache) -> Pilot | None:
+def run_pilot(
+    settings: Settings, store: TransitionStore, policy: Policy, cache: Cache, n_threads: int = 1
+) -> Pilot | None:
     """Simulate, or find what was simulated for the same data, policy and settings.
 
     None without centring, where the data are too few, and for states with categories, which the regression
@@ -65,28 +76,35 @@ def run_pilot(settings: Settings, store: TransitionStore, policy: Policy, cache:
 
     def make(path: Path) -> None:
         sample = draw_sample(store, cache, settings.random_state)
-        found = _simulate(settings, sample, policy)
-        arrays = found.potential.to_arrays() | {"simulated": found.returns}
-        write_arrays(path, KIND, POTENTIAL + SIMULATED, arrays).finish()
+        with ThreadPoolExecutor(n_threads) as pool:
+            found = _simulate(settings, sample, policy, pool)
+        numbers, layout = found.model.pack()
+        arrays = found.potential.to_arrays() | {"simulated_input": found.inputs, "simulated": found.returns}
+        arrays["transition_model"] = numbers
+        specs = POTENTIAL + SIMULATED + TRANSITION_MODEL
+        write_arrays(path, KIND, specs, arrays, {"transition_model": layout}).finish()
 
     filed = ArrayStore.open(cache.get("pilot", facts, make), KIND)
     potential = Potential.from_arrays({spec.name: filed.read(spec.name) for spec in POTENTIAL})
-    return Pilot(potential, filed.read("simulated"))
+    model = TransitionModel.unpack(filed.read("transition_model"), filed.attributes["transition_model"])
+    return Pilot(potential, filed.read("simulated_input"), filed.read("simulated"), model)
 
 
-def _simulate(settings: Settings, sample: Transitions, policy: Policy) -> Pilot:
+def _simulate(settings: Settings, sample: Transitions, policy: Policy, pool: ThreadPoolExecutor) -> Pilot:
     seed, discount, p = settings.random_state, settings.discount, sample.next_state.shape[1]
     model = TransitionModel.fit(
-        sample.inputs, sample.reward, sample.next_state, sample.terminal, sample.episode, seed
+        sample.inputs, sample.reward, sample.next_state, sample.terminal, sample.episode, seed, pool.map
     )
     rng = np.random.default_rng([seed, 33])
     size = int(np.clip(STEPS // rewards_until(discount), FEWEST_RETURNS, MOST_RETURNS))
     rows = np.sort(rng.choice(len(sample), size, replace=size > len(sample)))
-    state, action = np.hsplit(sample.inputs[rows], [p])
-    first = policy.sample(state, rng)
-    ahead = model.returns(state, first, policy, discount, 1, rng)[:, 0]
+    state, logged = np.hsplit(sample.inputs[rows], [p])
+    own = policy.sample(state, rng)
+    # Blocks have generators of their own: the returns do not depend on the number of threads.
+    simulator = Simulator(model, policy, discount, seed)
+    inputs = np.vstack([np.hstack([state, logged]), np.hstack([state, own])])
+    blocks = np.array_split(inputs, max(1, len(inputs) // BLOCK))
+    returns = np.vstack(list(pool.map(simulator.block, range(len(blocks)), blocks)))
     fold = np.unique(sample.episode[rows], return_inverse=True)[1] % N_FOLDS
-    potential = Potential.from_regression(fit_smooth(state, ahead, fold, seed).regression)
-    logged = slice(None, None, max(1, size // GRID_RETURNS))
-    returns = model.returns(state[logged], action[logged], policy, discount, 1, rng)[:, 0]
-    return Pilot(potential, returns - potential(state[logged]))
+    potential = Potential.from_regression(fit_smooth(state, returns[size:], fold, seed).regression)
+    return Pilot(potential, inputs, returns - potential(inputs[:, :p]), model)

@@ -13,6 +13,7 @@ import numpy as np
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.continuation import Continuation
+from kedrl_dask.engine.passes.separated_objective import Objective
 from kedrl_dask.engine.passes.streaming_pass import warm_up
 from kedrl_dask.engine.plan.plan import Plan
 from kedrl_dask.engine.storage.atomic import remove
@@ -21,9 +22,9 @@ from kedrl_dask.engine.storage.untrusted import checked_path
 from kedrl_dask.estimator.fit.construction import Decision, choose_construction, revise
 from kedrl_dask.estimator.fit.design import Choices, make_choices
 from kedrl_dask.estimator.fit.paired import Pairing
-from kedrl_dask.estimator.fit.pilot import run_pilot
+from kedrl_dask.estimator.fit.pilot import Pilot, run_pilot
 from kedrl_dask.estimator.fit.planning import checked_plan
-from kedrl_dask.estimator.fit.problem import Prepared, choose_mass_penalty, choose_ridge_b
+from kedrl_dask.estimator.fit.problem import Around, Prepared, choose_mass_penalty, choose_ridge_b
 from kedrl_dask.estimator.fit.regression import (
     RegressionSums,
     Ridges,
@@ -40,10 +41,9 @@ from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.base import PolicyError, checked_draws
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators
-from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.solvers import Solution, by_name
-from kedrl_dask.numerics.solvers.base import Keeper, Problem, Record
-from kedrl_dask.utils.arrays import Matrix, Vector
+from kedrl_dask.numerics.solvers.base import Keeper, Record
+from kedrl_dask.utils.arrays import Coefficients, Matrix, Vector
 from kedrl_dask.utils.checks import shown
 from kedrl_dask.utils.exceptions import require_finite, warn
 from kedrl_dask.utils.progress import Reporter
@@ -84,7 +84,7 @@ class Fit:
     gamma_mass: Vector
     plan: Plan
     target: Matrix | None  # of the paired construction
-    potential: Potential | None
+    pilot: Pilot | None
 
     @property
     def ratio(self) -> DensityRatio | None:
@@ -129,14 +129,14 @@ def workspace(store: TransitionStore, cache: str | Path | None) -> Iterator[Cach
 
 
 def design(
-    settings: Settings, store: TransitionStore, policy: Policy, cache: Cache
-) -> tuple[TransitionStore, Choices, Potential | None]:
-    """The store with shaped rewards if the return is centred, the choices made from it, and the potential."""
-    pilot = run_pilot(settings, store, policy, cache)
+    settings: Settings, store: TransitionStore, policy: Policy, cache: Cache, executor: Executor
+) -> tuple[TransitionStore, Choices, Pilot | None]:
+    """The store with shaped rewards if the return is centred, the choices made from it, and the pilot."""
+    pilot = run_pilot(settings, store, policy, cache, executor.n_threads)
     if pilot is None:
         return store, make_choices(settings, store, cache), None
     store = store.shaped(pilot.potential, settings.discount)
-    return store, make_choices(settings, store, cache, pilot.returns), pilot.potential
+    return store, make_choices(settings, store, cache, pilot.returns), pilot
 
 
 def run_fit(
@@ -154,7 +154,7 @@ def run_fit(
     settings, store, executor = request.settings, request.store, request.executor
     executor.warm_up(warm_up)
     with reporter.stage("design"):
-        store, choices, potential = design(settings, store, request.policy, cache)
+        store, choices, pilot = design(settings, store, request.policy, cache, executor)
         sources = settings, store, request.policy, choices, cache
         decision = choose_construction(*sources) if decision is None else revise(decision, *sources)
     chosen = choices.grid, choices.frequencies, choices.features.whitening, choices.basis.whitening
@@ -173,9 +173,9 @@ def run_fit(
         if settings.operators == "exact":
             fixed = choices.grid, choices.return_kernel, settings.discount, ridges.gamma
             operators = exact_operators(operators, store, *fixed)
-    ridge_b = choose_ridge_b(
-        settings.ridge_b, choices.features.kernel, choices.return_kernel, sums.n_transitions
-    )
+    prior = None if pilot is None else choices.prior(pilot.inputs, pilot.returns)
+    kernels = choices.features.kernel, choices.return_kernel
+    ridge_b = choose_ridge_b(settings.ridge_b, *kernels, sums.n_transitions, prior is not None)
     mass_penalty = choose_mass_penalty(settings.mass_penalty, choices.return_kernel)
     start = Prepared(
         settings, store, choices, operators, ridges, ridge_b, mass_penalty, plan, executor, cache
@@ -183,28 +183,38 @@ def run_fit(
     target = None
     if settings.construction == "separated":
         problem, gamma_mass = separated_problem(start, reporter)
-        solution = _solve(settings, problem, reporter, keeper)
+        solution = _solve(settings, problem, prior, reporter, keeper)
     else:
         pairing = Pairing(start, sums, continuation, streamed.facts)
         paired_problem, gamma_mass = pairing.problem(reporter)
-        solution = _solve(settings, paired_problem, reporter, keeper)
+        solution = _solve(settings, paired_problem, prior, reporter, keeper)
         target = paired_problem.target(solution.coefficients)
     # From the whitened basis to B.
     solution = replace(solution, coefficients=choices.basis.whitening @ solution.coefficients)
     require_finite("the fitted coefficients", f"raise ridge_b, or {SCALES}", solution.coefficients)
     return Fit(
         choices, decision, operators, solution, ridges, tried, ridge_b, mass_penalty, sums, continuation,
-        gamma_mass, plan, target, potential,
+        gamma_mass, plan, target, pilot,
     )  # fmt: skip
 
 
-def _solve(settings: Settings, problem: Problem, reporter: Reporter, keeper: Keeper | None) -> Solution:
+def _solve(
+    settings: Settings,
+    problem: Objective,
+    prior: Coefficients | None,
+    reporter: Reporter,
+    keeper: Keeper | None,
+) -> Solution:
+    """Minimise, shrunk towards zero or towards the coefficients of simulated returns."""
     with reporter.stage("solver") as advance:
 
         def report(record: Record) -> None:
             advance(1, f"criterion {record.value:.4g}, gradient {record.certificate:.1e}")
 
+        around = problem if prior is None else Around(problem, prior)
         solver = by_name(settings.solver)
         if keeper is None:
-            return solver.solve(problem, report=report)
-        return solver.solve(problem, report=report, keeper=keeper)
+            found = solver.solve(around, report=report)
+        else:
+            found = solver.solve(around, report=report, keeper=keeper)
+        return found if prior is None else replace(found, coefficients=prior + found.coefficients)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,16 @@ from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.laws.functionals import Embedding
 from kedrl_dask.numerics.laws.recovery import Recovered
 from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL
+from kedrl_dask.numerics.laws.tilting import EQUAL, Tilted, tilt
 from kedrl_dask.numerics.policies import Policy
-from kedrl_dask.utils.arrays import Matrix, Points, Weights
+from kedrl_dask.numerics.simulation.simulator import N_RETURNS
+from kedrl_dask.utils.arrays import Matrix, Points, Vector, Weights
+from kedrl_dask.utils.checks import check_word
 
 #: Actions over which a state's law is averaged: at most this many nodes, or random draws of a ``Function``.
 N_DRAWS = 64
+
+RecoveryMethod = Literal["auto", "simulated", "grid"]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -53,6 +58,22 @@ class FittedLaw(Recovered):
         return "\n".join([*lines, *([f"accepted: {', '.join(self.accepted)}"] if self.accepted else [])])
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SimulatedLaw(FittedLaw, Tilted):
+    """Laws on simulated returns of a fit, tilted towards its embedding; see :class:`FittedLaw`."""
+
+
+class Origin(NamedTuple):
+    """The inputs of embeddings, as they are stored: states (n, p), and actions (n, q) or a policy.
+
+    ``weights`` (n,) are those of an average over the inputs; None where each has an embedding of its own.
+    """
+
+    state: Points
+    action: Points | Policy
+    weights: Vector | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class FittedEmbedding(Embedding):
     """Fitted embeddings at n inputs; made by :meth:`KEDRL.embedding`.
@@ -63,13 +84,54 @@ class FittedEmbedding(Embedding):
     findings: tuple[Finding, ...]
     accepted: tuple[str, ...]
     model: FittedModel = field(repr=False)
+    origin: Origin = field(repr=False)
 
-    def recover(self, **settings: Any) -> FittedLaw:
-        """Laws near the embeddings; refused where the recovery did not converge, unless accepted."""
-        law = super().recover(**settings)
+    def average(self, weights: npt.ArrayLike | None = None) -> Self:
+        """The embedding of the mixture of the laws; see :meth:`Embedding.average`."""
+        if self.origin.weights is not None:
+            return super().average(weights)  # of one embedding: itself
+        shares = np.ones(len(self.coefficients)) if weights is None else np.asarray(weights, dtype=np.float64)
+        return replace(super().average(weights), origin=self.origin._replace(weights=shares))
+
+    def recover(self, method: RecoveryMethod = "auto", **settings: Any) -> FittedLaw:
+        """Laws near the embeddings; refused where the recovery did not converge, unless accepted.
+
+        Parameters
+        ----------
+        method : {"auto", "simulated", "grid"}
+            "simulated" weights simulated returns so that their law has nearly the fitted embedding; "grid"
+            inverts the embedding on the atoms of the return grid. "auto" takes the first if the model can
+            simulate, and no settings of the second are given.
+        **settings
+            Of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`; "simulated" has ``divergence``
+            alone, the penalty λ_KL on departures from the simulation, which the fit has chosen.
+        """
+        check_word("recover: method", method, ("auto", "simulated", "grid"))
+        can_simulate = self.model.simulator is not None
+        if method == "auto":
+            method = "simulated" if can_simulate and settings.keys() <= {"divergence"} else "grid"
+        law = self._simulated(**settings) if method == "simulated" else super().recover(**settings)
         enforce(objections({"converged": law.converged, "gap": law.gap}), self.accepted)
         values = {part.name: getattr(law, part.name) for part in fields(law)}
-        return FittedLaw(**values, fit_findings=self.findings, accepted=self.accepted)
+        kind = SimulatedLaw if isinstance(law, Tilted) else FittedLaw
+        return kind(**values, fit_findings=self.findings, accepted=self.accepted)
+
+    def _simulated(self, divergence: float | None = None) -> Tilted:
+        simulate, (state, action, weights) = self.model.simulator, self.origin
+        if simulate is None:
+            raise ValueError(
+                "recover: method='simulated' needs a model that simulates returns: fit with centring='auto', "
+                "and give KEDRL.load its policy if that is code"
+            )
+        if divergence is None:
+            divergence = self.model.diagnostics["simulation"]["divergence"]
+        is_equal = divergence >= EQUAL * self.kernel.sigma**2
+        n_returns = simulate.most_returns if is_equal else N_RETURNS
+        if weights is None:
+            particles = simulate(state, action, n_returns)
+        else:
+            particles = simulate.averaged(state, action, weights, n_returns)[None]
+        return tilt(particles, self.coefficients, self.grid, self.kernel, divergence, self.shift)
 
     def dataset(
         self, label: str = "policy", levels: Sequence[float] = LEVELS, tail: float = TAIL, **settings: Any
@@ -96,8 +158,20 @@ def fitted_embedding(
     accepted = tuple(CODES) if model.is_replicate else accept
     evidence = {**fit_evidence(model), "mass": coefficients.sum(axis=1)}
     found = enforce(objections(evidence), accepted)
-    fixed = coefficients, model.grid, model.return_kernel, found, tuple(accepted), model
+    origin = Origin(*stored_inputs(model, state, action))
+    fixed = coefficients, model.grid, model.return_kernel, found, tuple(accepted), model, origin
     return FittedEmbedding(*fixed, shift=shift_at(model, state))
+
+
+def stored_inputs(
+    model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy
+) -> tuple[Points, Points | Policy]:
+    """States and actions, or a policy, as the store of the fit has them."""
+    sizes = model.diagnostics["sizes"]
+    states = checked_columns("state", as_stored(model.encoding, "state", state), sizes["state_dim"])
+    if isinstance(action, Policy):
+        return states, action
+    return states, np.hsplit(model.inputs(state, action), [sizes["state_dim"]])[1]
 
 
 def shift_at(model: FittedModel, state: npt.ArrayLike) -> Points | None:

@@ -19,11 +19,17 @@ from kedrl_dask.numerics.criterion.separation_test import SeparatedParts, separa
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.numerics.design.sizes import EXACT_HELD_OUT
 from kedrl_dask.numerics.kernels.spectral import kernel_error
+from kedrl_dask.numerics.laws.tilting import EQUAL, tilt
 from kedrl_dask.numerics.policies import Policy
+from kedrl_dask.numerics.simulation.simulator import N_RETURNS
 from kedrl_dask.utils.arrays import Inputs, Real, Record
 
 #: Inputs (s', a' ~ π) at which the fitted map is evaluated; none is a conditioning point.
 N_HELD_OUT = 1_000
+#: Inputs at which returns are simulated to compare them with the embedding, and returns of each.
+N_SIMULATED, SIMULATED_RETURNS = 20, 500
+#: Smallest penalty on departures from the simulation, in units of σ_Z².
+LEAST_DIVERGENCE = 1e-4
 #: What is known of each column of the data.
 STATISTICS: dict[str, Callable[..., Real]] = {"mean": np.mean, "sd": np.std, "min": np.min, "max": np.max}
 #: Libraries that results depend on.
@@ -59,7 +65,7 @@ def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Polic
         "data": store.fingerprint,
         "design": store.base.fingerprint,
         "columns": _columns(_logged(fit, model.settings.discount), store.state_dim),
-        "centred": fit.potential is not None,
+        "centred": fit.pilot is not None,
         "policy": repr(policy),
         "input_kernel": choices.features.kernel.to_dict(),
         "return_kernel": choices.return_kernel.to_dict(),
@@ -75,6 +81,7 @@ def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Polic
         "gamma_mass": _spread(fit.gamma_mass),
         "ratio": _ratio(fit),
         "held_out": (held_out := _held_out(model, inputs)),
+        "simulation": _simulation(model, inputs, held_out["bellman_risk"]),
         "separation": _separation(model, fit, inputs, held_out["bellman_risk"]),
         "solver": {
             "result": solution.result.name.lower(),
@@ -95,13 +102,42 @@ def versions() -> dict[str, str]:
 
 def _logged(fit: Fit, discount: float) -> Transitions:
     """The sample of the design with the rewards that were logged."""
-    sample, potential = fit.choices.sample, fit.potential
-    if potential is None:
+    sample = fit.choices.sample
+    if fit.pilot is None:
         return sample
+    potential = fit.pilot.potential
     state = sample.inputs[:, : sample.next_state.shape[1]]
     nothing = np.zeros_like(sample.reward)
     shaping = potential.shape(nothing, state, sample.next_state, sample.terminal, discount)
     return replace(sample, reward=sample.reward - shaping)
+
+
+def _simulation(model: FittedModel, inputs: Inputs, risk: float) -> Record | None:
+    """How far simulated returns are from the embedding at some inputs, and how closely laws are to follow it.
+
+    An error of one step adds up over the horizon: √risk/(1 − γ) is how accurate the embedding is. Simulated
+    returns have noise of one over the root of their number. An embedding with more does not improve on them,
+    and they keep equal weights; otherwise the penalty λ_KL on departures is twice the amplified risk.
+    """
+    simulate = model.simulator
+    if simulate is None:
+        return None
+    variance, horizon = model.return_kernel.sigma**2, 1 / (1 - model.settings.discount)
+    amplified = risk * horizon**2 / variance
+    is_close = amplified <= 1 / N_RETURNS
+    divergence = variance * (max(2 * amplified, LEAST_DIVERGENCE) if is_close else EQUAL)
+    some = inputs[:: max(1, len(inputs) // N_SIMULATED)]
+    state, action = np.hsplit(some, [len(simulate.model.low)])
+    fixed = model.weights(some), model.grid, model.return_kernel, divergence, model.shift(state)
+    law = tilt(simulate(state, action, SIMULATED_RETURNS), *fixed)
+    return {
+        "divergence": divergence,
+        "follows_embedding": is_close,
+        "inputs": len(some),
+        "returns": SIMULATED_RETURNS,
+        "distance": _spread(law.simulated_residual),
+        "effective_sample_size": _spread(law.effective_sample_size),
+    }
 
 
 def _columns(sample: Transitions, state_dim: int) -> dict[str, dict[str, list[float]]]:

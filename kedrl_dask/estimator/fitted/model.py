@@ -28,6 +28,7 @@ from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.regression.density_ratio import DensityRatio
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators, OperatorBlocks
 from kedrl_dask.numerics.simulation.potential import Potential
+from kedrl_dask.numerics.simulation.simulator import Simulator
 from kedrl_dask.numerics.solvers import Solution
 from kedrl_dask.utils.arrays import (
     Atoms,
@@ -51,6 +52,8 @@ class FittedModel:
     ----------
     settings : Settings
         The parameters, as they were given.
+    simulator : Simulator or None
+        Returns of the policy at any input, of a centred model whose policy is known.
     is_replicate : bool
         Whether it belongs to a bootstrap, whose answers are not refused: those of the fit are.
     """
@@ -70,6 +73,7 @@ class FittedModel:
     mass_penalty: float
     encoding: Encoding | None
     potential: Potential | None = None
+    simulator: Simulator | None = None
     plan: Plan | None = None
     diagnostics: Record = field(default_factory=dict)
     is_replicate: bool = False
@@ -207,4 +211,5 @@ class FittedAttributes:
     ratio_: DensityRatio | None = _found("ratio")
     encoding_: Encoding | None = _found("encoding")
     potential_: Potential | None = _found("potential")
+    simulator_: Simulator | None = _found("simulator")
     plan_: Plan | None = _found("plan")

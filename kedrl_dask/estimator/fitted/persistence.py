@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from kedrl_dask.engine.storage.schema import (
     MODEL_TRANSITIONS,
     MODEL_TREND,
     POTENTIAL,
+    TRANSITION_MODEL,
     ArraySpec,
 )
 from kedrl_dask.estimator.fit.regression import Ridges
@@ -30,11 +32,15 @@ from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
+from kedrl_dask.numerics.policies import Policy
+from kedrl_dask.numerics.policies.families import LocationScale, from_dict
 from kedrl_dask.numerics.regression.density_ratio import ULSIF, DensityRatio
 from kedrl_dask.numerics.regression.exact_operators import RewardShifts
 from kedrl_dask.numerics.regression.operators import ConditionalOperators, ExactOperators
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
 from kedrl_dask.numerics.simulation.potential import Potential
+from kedrl_dask.numerics.simulation.simulator import Simulator
+from kedrl_dask.numerics.simulation.transition_model import TransitionModel
 from kedrl_dask.numerics.solvers import LBFGS, PCG, AdamW, Result, Solution
 from kedrl_dask.numerics.solvers import Record as SolverRecord
 from kedrl_dask.utils.arrays import Array, Record
@@ -43,7 +49,10 @@ from kedrl_dask.utils.checks import check_count, check_number, cut, is_word, sho
 KIND = "kedrl model"
 
 #: Arrays that only some models have.
-OPTIONAL = (*MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS, *MODEL_TREND, *POTENTIAL)
+OPTIONAL = (
+    *MODEL_TERMINAL, *MODEL_PAIRED, *MODEL_RATIO, *MODEL_TRANSITIONS, *MODEL_TREND, *POTENTIAL,
+    *TRANSITION_MODEL,
+)  # fmt: skip
 
 _CLASSES = {cls.__name__: cls for cls in (Matern, ULSIF, PCG, LBFGS, AdamW)}
 
@@ -73,6 +82,9 @@ def save(model: FittedModel, path: str | Path) -> None:
         arrays["transition_terminal"] = shifts.terminal
     if model.potential is not None:
         arrays |= model.potential.to_arrays()
+    layout = None
+    if model.simulator is not None:
+        arrays["transition_model"], layout = model.simulator.model.pack()
     ratio, numbers = model.ratio, None
     if ratio is not None:
         arrays |= {"ratio_centers": ratio.centers, "ratio_alpha": ratio.alpha}
@@ -95,9 +107,16 @@ def save(model: FittedModel, path: str | Path) -> None:
         },
         "diagnostics": model.diagnostics,
         "encoding": None if model.encoding is None else model.encoding.to_json(),
+        "transition_model": layout,
+        "policy": None if model.simulator is None else _policy_record(model.simulator.policy),
     }
     specs = [spec for spec in (*MODEL, *OPTIONAL) if spec.name in arrays]
     write_fitted(path, KIND, specs, arrays, attributes)
+
+
+def _policy_record(policy: Policy) -> Record | None:
+    """The numbers of a policy; None if it is code, which is not saved."""
+    return policy.to_dict() if isinstance(policy, LocationScale) else None
 
 
 def write_fitted(
@@ -166,13 +185,36 @@ def parameters(estimator: HasParameters) -> Record:
     return {name: to_json(value) for name, value in estimator.get_params(deep=False).items()}
 
 
-def load(path: str | Path, settings: Callable[..., Settings]) -> FittedModel:
+def load(path: str | Path, settings: Callable[..., Settings], policy: Policy | None = None) -> FittedModel:
     """Read a model back without trusting the file to be what :func:`save` wrote.
 
-    ``settings`` completes the saved parameters, which may be those of an earlier version.
+    ``settings`` completes the saved parameters, which may be those of an earlier version. The ``policy`` is
+    needed to simulate returns if it is code.
     """
     with opened_fitted(path, KIND, MODEL, OPTIONAL) as (arrays, attributes):
-        return _assemble(settings, arrays, attributes)
+        model = _assemble(settings, arrays, attributes)
+        return replace(model, simulator=_simulator(model, arrays, attributes, policy))
+
+
+def _simulator(
+    model: FittedModel, arrays: dict[str, Array], attributes: Record, policy: Policy | None
+) -> Simulator | None:
+    """The simulator of a model that was read, if it has one and its policy is known."""
+    saved = attributes.get("policy")
+    if policy is None and saved is not None:
+        policy = from_dict(saved)
+    if policy is None or "transition_model" not in arrays:
+        return None
+    found = TransitionModel.unpack(arrays["transition_model"], attributes["transition_model"])
+    simulator = Simulator(found, policy, model.settings.discount, model.settings.random_state)
+    state, action = np.hsplit(model.basis[:1], [model.diagnostics["sizes"]["state_dim"]])
+    # Two steps: numbers that are finite by themselves may overflow, or not fit, together.
+    rng = np.random.default_rng(0)
+    reward, following, _ = found.step(state, action, rng)
+    policy.sample(following, rng)
+    if reward.shape != (1, model.grid.shape[1]) or not np.isfinite(reward).all():
+        raise ValueError("the transition model is not that of the model's columns")
+    return simulator
 
 
 def _assemble(settings: Callable[..., Settings], arrays: dict[str, Array], attributes: Record) -> FittedModel:

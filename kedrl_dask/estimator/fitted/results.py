@@ -35,13 +35,14 @@ CAUTION = (
 )
 #: What the variables beside summaries and curves are.
 MEANINGS = {
-    **{f"{name}_second": f"{name} with ten times the ridge and half the bandwidth" for name in SUMMARIES},
+    **{f"{name}_second": f"{name} under the second specification" for name in SUMMARIES},
     "covariance": "covariance of the recovered law, smoothing included",
     "weight": "probability of each atom",
     "coefficient_mass": "sum of the signed coefficients; 1 is right",
     "relative_residual": "distance of the law from the embedding, relative to its norm",
     "gap": "how far the matching is above its minimum, at most",
-    "bandwidth": "standard deviation of the Gaussian smoothing of each coordinate",
+    "bandwidth": "standard deviation of the Gaussian smoothing of each coordinate; of simulated returns, of "
+    "their density alone",
     "thresholds": "where the curves are taken; the last is repeated where there are fewer",
 }
 
@@ -57,7 +58,8 @@ def law_dataset(
     """
     first = next(iter(laws.values()))
     for name, law in laws.items():
-        if not np.array_equal(law.atoms, first.atoms) or law.weights.shape != first.weights.shape:
+        is_same = law.atoms.ndim == 3 or np.array_equal(law.atoms, first.atoms)
+        if not is_same or law.weights.shape != first.weights.shape or type(law) is not type(first):
             raise ValueError(
                 f"the law of {name!r} has other atoms or inputs than that of {next(iter(laws))!r}; "
                 "fit with the same settings and recover at the same number of inputs"
@@ -91,13 +93,19 @@ def law_dataset(
             "coordinate": np.arange(first.dim),
             "level": np.asarray(levels, dtype=np.float64),
         },
-        attrs={"caution": CAUTION, "tail": tail, "recovery": json.dumps(_recovery(first))},
+        attrs={
+            "caution": CAUTION,
+            "tail": tail,
+            "recovery": json.dumps(_recovery(first)),
+            "second_specification": first.second_specification,
+        },
     )
-    dataset["atoms"] = (("atom", "coordinate"), first.atoms)
+    if first.is_common:
+        dataset["atoms"] = (("atom", "coordinate"), first.atoms)
     if not all(law.is_common for law in laws.values()):
         places = [[law.atoms_of(row) for row in range(len(law.weights))] for law in laws.values()]
         dataset["atoms"] = (("policy", "input", "atom", "coordinate"), np.array(places))
-    dataset["bandwidth"] = (("coordinate",), first.bandwidth)
+    dataset["bandwidth"] = (("coordinate",), first.density_bandwidth)
     dataset["thresholds"] = (("coordinate", "threshold"), summaries.thresholds)
     for name, meaning in (SUMMARIES | CURVES | MEANINGS).items():
         dataset[name].attrs["meaning"] = meaning

@@ -69,6 +69,8 @@ class Mixture:
     shift : (n, d) array, optional
         Added to the atoms of each input, which in projected coordinates then move to the nearest value of
         the support: a support is one of the shifted return.
+    drawn_bandwidth : (n, d) array, optional
+        Smoothing of densities alone, where the law itself is not smoothed because its atoms are many.
 
     Examples
     --------
@@ -95,6 +97,7 @@ class Mixture:
     bandwidth: Vector
     supports: Mapping[int, Vector] = field(default_factory=dict)
     shift: Points | None = None
+    drawn_bandwidth: Points | None = field(default=None, kw_only=True)
 
     @property
     def dim(self) -> int:
@@ -113,16 +116,26 @@ class Mixture:
     def rows(self, rows: Indices | slice) -> Mixture:
         """The laws of some inputs."""
         atoms = self.atoms if self.atoms.ndim == 2 else self.atoms[rows]
-        shift = None if self.shift is None else self.shift[rows]
-        return Mixture(atoms, self.weights[rows], self.bandwidth, self.supports, shift)
+        shift, drawn = (None if part is None else part[rows] for part in (self.shift, self.drawn_bandwidth))
+        return Mixture(atoms, self.weights[rows], self.bandwidth, self.supports, shift, drawn_bandwidth=drawn)
+
+    @property
+    def density_bandwidth(self) -> Vector:
+        """Smoothing of the densities of each coordinate, that of the least smoothed input; (d,)."""
+        drawn = np.zeros(self.dim) if self.drawn_bandwidth is None else self.drawn_bandwidth.min(axis=0)
+        return np.where(self.bandwidth > 0, self.bandwidth, drawn)
 
     @property
     def alone(self) -> list[Mixture]:
         """The law of each input by itself."""
+        drawn = self.drawn_bandwidth
         return [
-            Mixture(self.atoms_of(row), weights[None], self.bandwidth, self.supports)
+            Mixture(
+                self.atoms_of(row), weights[None], self.bandwidth, self.supports,
+                drawn_bandwidth=None if drawn is None else drawn[row : row + 1],
+            )
             for row, weights in enumerate(self.weights)
-        ]
+        ]  # fmt: skip
 
     @_by_input
     def mean(self) -> Points:
@@ -218,7 +231,7 @@ class Mixture:
             Values of projected coordinates: the result is joint in their mass and the density.
         """
         chosen = np.atleast_1d(np.asarray(coordinates))
-        h = self.bandwidth[[self._index(c) for c in chosen]]
+        h = self.density_bandwidth[[self._index(c) for c in chosen]]
         if bandwidth is not None:
             h = np.broadcast_to(as_numbers("density: bandwidth", bandwidth), chosen.shape)
         if not (np.isfinite(h).all() and (h > 0).all()):

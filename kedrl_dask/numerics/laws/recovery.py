@@ -36,6 +36,8 @@ LARGE_RESIDUAL = 0.1
 LARGE_DIFFERENCE = 0.1
 #: Share of the largest atom below which a difference is rounding.
 ROUNDING = 1e-12
+#: What the second specification of a law on the grid changes.
+SECOND = "ten times the ridge and half the bandwidth"
 #: Fields of recovered laws with a number for each input.
 DIAGNOSTICS = ("residual", "relative_residual", "gap", "converged", "objective")
 #: Levels of the quantiles that are compared.
@@ -184,6 +186,11 @@ class Recovered(Mixture):
         """The laws under other settings: ``recovered.under(ridge=1e-2, bandwidth=0.3)``."""
         used = replace(self.settings, **settings)
         return recover_law(self.coefficients, self.grid, self.kernel, used, self.shift)
+
+    @property
+    def second_specification(self) -> str:
+        """What :attr:`sensitivity` changes."""
+        return SECOND
 
     @cached_property
     def sensitivity(self) -> Recovered:

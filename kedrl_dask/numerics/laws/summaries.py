@@ -53,7 +53,7 @@ def thresholds(*laws: Mixture) -> Matrix:
     columns = []
     law, are_common = laws[0], all(law.is_common for law in laws)
     atoms = law.atoms if are_common else np.concatenate([one.atoms for law in laws for one in law.alone])
-    for c, (y, h) in enumerate(zip(atoms.T, law.bandwidth, strict=True)):
+    for c, (y, h) in enumerate(zip(atoms.T, _least_bandwidth(laws), strict=True)):
         low, high = y.min() - BEYOND * h, y.max() + BEYOND * h
         n_steps = 0 if h == 0 else min(int(np.ceil((high - low) / (STEP * h))), MOST_THRESHOLDS)
         values = np.union1d(y, law.supports.get(c, y))
@@ -62,6 +62,11 @@ def thresholds(*laws: Mixture) -> Matrix:
         columns.append(values if h == 0 else np.linspace(low, high, n_steps + 1))
     longest = max(len(column) for column in columns)
     return np.stack([np.pad(column, (0, longest - len(column)), mode="edge") for column in columns])
+
+
+def _least_bandwidth(laws: Sequence[Mixture]) -> Vector:
+    """Smoothing of the densities of each coordinate, that of the least smoothed law; (d,)."""
+    return np.min([law.density_bandwidth for law in laws], axis=0)
 
 
 def seen(cdf: Matrix) -> slice:
@@ -116,6 +121,6 @@ class Summaries:
 
 
 def _density(law: Mixture, t: Vector, coordinate: int) -> Matrix:
-    if law.bandwidth[coordinate] > 0:
+    if law.density_bandwidth[coordinate] > 0:
         return law.density(t, coordinate)
     return law.mass(t[:, None], np.array([coordinate]))

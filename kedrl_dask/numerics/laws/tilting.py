@@ -15,6 +15,8 @@ of low rank, whose error is too small, against λ, to spoil a step; gradient and
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +25,15 @@ from scipy.special import log_softmax, logsumexp
 
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import pivoted_cholesky
-from kedrl_dask.numerics.laws.mixture import Mixture
-from kedrl_dask.numerics.laws.recovery import TOLERANCE
-from kedrl_dask.utils.arrays import Atoms, Mask, Matrix, Points, Vector, Weights
-from kedrl_dask.utils.checks import as_numbers
+from kedrl_dask.numerics.laws.mixture import Mixture, checked_shift
+from kedrl_dask.numerics.laws.recovery import TOLERANCE, Recovered, RecoverySettings
+from kedrl_dask.utils.arrays import Atoms, Matrix, Points, Vector, Weights
+from kedrl_dask.utils.checks import as_numbers, check_number
 
 #: Variance that the factor of K_Z may leave unexplained, as a share of λ: below a half, every step descends.
 UNEXPLAINED = 0.25
+#: λ in units of σ_Z² from which weights are equal, and the particles from which their distance is found.
+EQUAL, JUDGED = 1e9, 1_000
 #: Factor by which λ falls, and the gap, as a share of λ, at which it does.
 FALL, NEAR = 10.0, 0.03
 #: Newton steps for one λ, share of the predicted decrease that a step must bring, and the shortest step.
@@ -37,23 +41,22 @@ MAX_STEPS, SUFFICIENT, SHORTEST = 50, 1e-4, 1e-9
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Tilted(Mixture):
+class Tilted(Recovered):
     """Laws on simulated returns, weighted so that they have a given embedding.
+
+    They minimise the criterion of recovered laws with simulated returns as atoms, neither smoothed nor
+    projected, and no penalty but the divergence from equal weights.
 
     Attributes
     ----------
-    simulated_residual, residual : (n,) arrays
-        RKHS distance from the embedding, in units of σ_Z, with equal weights and with those found.
-    gap : (n,) array
-        How far at most the objective is above its minimum.
-    converged : (n,) bool array
-        Whether the gap is below 10⁻¹⁰ of k_Z(z, z).
+    simulated_residual : (n,) array
+        RKHS distance from the embedding with equal weights, relative to the embedding's norm.
+    grid_shift : (n, d) array or None
+        By which the grid of each embedding is moved.
     """
 
     simulated_residual: Vector
-    residual: Vector
-    gap: Vector
-    converged: Mask
+    grid_shift: Points | None
 
     def __repr__(self) -> str:
         """How many laws of what, and how far the weights had to depart from the simulation."""
@@ -67,15 +70,51 @@ class Tilted(Mixture):
     @property
     def effective_sample_size(self) -> Vector:
         """1/(K·Σp²), from 1/K to one for equal weights; (n,)."""
-        return 1 / (self.weights.shape[1] * (self.weights**2).sum(axis=1))
+        return effective_share(self.weights)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the simulated returns have equal weights, whatever the embedding."""
+        return bool(self.settings.divergence >= EQUAL * self.kernel.sigma**2)
+
+    @property
+    def second_specification(self) -> str:
+        """What :attr:`sensitivity` changes."""
+        if self.is_equal:
+            return "half of the simulated returns"
+        return "ten times the penalty on departures from the simulation"
+
+    def under(self, **settings: Any) -> Tilted:
+        """The laws under another divergence: ``tilted.under(divergence=0.1)``."""
+        if settings.keys() != {"divergence"}:
+            raise ValueError(
+                f"under: laws of simulated returns have the setting divergence, got {', '.join(settings)}; "
+                "recover with method='grid' for the others"
+            )
+        fixed = self.atoms, self.coefficients, self.grid, self.kernel
+        return tilt(*fixed, settings["divergence"], self.grid_shift)
+
+    @cached_property
+    def sensitivity(self) -> Tilted:
+        """The laws with ten times the divergence, or every second of the equally weighted returns."""
+        if self.is_equal:
+            fixed = self.coefficients, self.grid, self.kernel, self.settings.divergence, self.grid_shift
+            return tilt(self.atoms[:, ::2], *fixed)
+        return self.under(divergence=10 * self.settings.divergence)
+
+
+def effective_share(weights: Weights) -> Vector:
+    """Effective sample size of each row of weights, as a share of their number; (n,)."""
+    return 1 / (weights.shape[1] * (weights**2).sum(axis=1))
 
 
 def tilt(
     particles: npt.ArrayLike,
     coefficients: npt.ArrayLike,
-    atoms: npt.ArrayLike,
+    grid: npt.ArrayLike,
     kernel: Matern,
-    divergence: npt.ArrayLike,
+    divergence: float,
+    shift: npt.ArrayLike | None = None,
 ) -> Tilted:
     """Weights of simulated returns whose law has nearly the given embedding, for n inputs.
 
@@ -87,13 +126,15 @@ def tilt(
         z, simulated returns of each input.
     coefficients : (n, m) array
         ω, signed.
-    atoms : (m, d) or (n, m, d) array
-        y, the atoms of the embeddings: common to all inputs, or of each input.
+    grid : (m, d) array
+        y, the atoms of the embeddings.
     kernel : Matern
         k_Z.
-    divergence : float or (n,) array
-        λ > 0. A large one leaves the simulated law as it is, a small one matches the embedding as far as the
-        particles can.
+    divergence : float
+        λ > 0. A large one leaves the simulated law as it is, and exactly so from ``EQUAL``·σ_Z² on; a small
+        one matches the embedding as far as the particles can.
+    shift : (n, d) array, optional
+        Added to the atoms of each embedding.
 
     Examples
     --------
@@ -105,21 +146,51 @@ def tilt(
     >>> law.effective_sample_size.round(2)
     array([0.7])
     """
-    z, omega, y, ridge = _checked(particles, coefficients, atoms, divergence)
+    z, omega, y = _checked(particles, coefficients, grid)
+    check_number("tilt: divergence", divergence, "a positive number", open_low=True)
     n, k, d = z.shape
+    moves = checked_shift("tilt", shift, n, d)
+    gram = kernel(y, y)
     weights, gap, square = np.empty((n, k)), np.empty(n), np.empty((2, n))
+    norm = np.einsum("ni,ij,nj->n", omega, gram, omega, optimize=True)
     tolerance = TOLERANCE * kernel.sigma**2
+    is_equal = divergence >= EQUAL * kernel.sigma**2
     for i in range(n):
-        gram, target = kernel(z[i], z[i]), omega[i] @ kernel(y[i], z[i])
-        weights[i], gap[i] = _minimise(gram, target, float(ridge[i]), tolerance)
-        norm = omega[i] @ kernel(y[i], y[i]) @ omega[i]
-        square[:, i] = [norm + p @ (gram @ p - 2 * target) for p in (np.full(k, 1 / k), weights[i])]
+        own = z[i] if moves is None else z[i] - moves[i]
+        if is_equal:  # some of the particles tell the distance
+            own = own[:: max(1, k // JUDGED)]
+        between, target = kernel(own, own), omega[i] @ kernel(y, own)
+        equal = np.full(len(own), 1 / len(own))
+        found, gap[i] = (equal, 0.0) if is_equal else _minimise(between, target, divergence, tolerance)
+        weights[i] = 1 / k if is_equal else found
+        square[:, i] = [norm[i] + p @ (between @ p - 2 * target) for p in (equal, found)]
     # Differences of nearly equal squares: below zero they are rounding.
-    before, after = np.sqrt(np.maximum(square, 0.0)) / kernel.sigma
+    before, after = np.sqrt(np.maximum(square, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = [
+            np.where(norm > 0, part / np.sqrt(np.maximum(norm, 0.0)), np.inf) for part in (before, after)
+        ]
+    entropy = (weights * np.log(np.maximum(k * weights, np.finfo(float).tiny))).sum(axis=1)
+    settings = RecoverySettings(0.0, 0.0, None, divergence, None, "uniform")
     return Tilted(
-        z, weights, np.zeros(d),
-        simulated_residual=before, residual=after, gap=gap, converged=gap <= tolerance,
+        z, weights, np.zeros(d), drawn_bandwidth=drawn_bandwidth(z, weights),
+        residual=after, relative_residual=relative[1], simulated_residual=relative[0], gap=gap,
+        converged=gap <= tolerance, objective=after**2 + divergence * entropy,
+        coefficients=omega, grid=y, kernel=kernel, settings=settings, grid_shift=moves,
     )  # fmt: skip
+
+
+def drawn_bandwidth(particles: Points, weights: Weights) -> Points:
+    """Smoothing of the densities of weighted particles, by Silverman's rule for as many as are effective.
+
+    A coordinate of one value has none.
+    """
+    law = Mixture(particles, weights, np.zeros(particles.shape[2]))
+    spread = np.sqrt(np.diagonal(law.covariance(), axis1=1, axis2=2))
+    quartiles = np.stack([law.quantile((0.25, 0.75), c) for c in range(law.dim)], axis=1)
+    middle = np.diff(quartiles, axis=2)[..., 0] / 1.34
+    width = np.where(middle > 0, np.minimum(spread, middle), spread)
+    return np.asarray(0.9 * width * (1 / (weights**2).sum(axis=1))[:, None] ** -0.2)
 
 
 def _minimise(gram: Matrix, target: Vector, divergence: float, tolerance: float) -> tuple[Vector, float]:
@@ -178,21 +249,15 @@ def _newton(
 
 
 def _checked(
-    particles: npt.ArrayLike, coefficients: npt.ArrayLike, atoms: npt.ArrayLike, divergence: npt.ArrayLike
-) -> tuple[Points, Weights, Atoms, Vector]:
-    """All of them with one row for each input."""
+    particles: npt.ArrayLike, coefficients: npt.ArrayLike, grid: npt.ArrayLike
+) -> tuple[Points, Weights, Atoms]:
     z, omega = as_numbers("tilt: particles", particles), as_numbers("tilt: coefficients", coefficients)
-    y, ridge = as_numbers("tilt: atoms", atoms), as_numbers("tilt: divergence", divergence)
+    y = as_numbers("tilt: grid", grid)
     if z.ndim != 3 or 0 in z.shape[1:]:
         raise ValueError(f"tilt: particles have shape {z.shape}, expected (n, K, d): K returns of each input")
     n, _, d = z.shape
     if omega.ndim != 2 or len(omega) != n:
         raise ValueError(f"tilt: coefficients have shape {omega.shape}, expected ({n}, m) for {n} inputs")
-    if y.shape not in ((omega.shape[1], d), (n, omega.shape[1], d)):
-        raise ValueError(
-            f"tilt: atoms have shape {y.shape}, expected {(omega.shape[1], d)}, or one such array for each "
-            f"of {n} inputs"
-        )
-    if ridge.shape not in ((), (n,)) or not (ridge > 0).all():
-        raise ValueError("tilt: divergence must be a positive number, or one for each input")
-    return z, omega, np.broadcast_to(y, (n, omega.shape[1], d)), np.broadcast_to(ridge, (n,))
+    if y.shape != (omega.shape[1], d):
+        raise ValueError(f"tilt: grid has shape {y.shape}, expected {(omega.shape[1], d)}")
+    return z, omega, y

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from sklearn.metrics import pairwise_distances_argmin
 
 from kedrl_dask.numerics.design.points import cluster_centers
 from kedrl_dask.numerics.simulation.smooth_regression import Metric, fit_smooth, relevance
 from kedrl_dask.utils.arrays import Indices, Inputs, Mask, Points
+from kedrl_dask.utils.scratch import scratch
 
 #: Residuals in a cell on average, at least, and most cells.
 CELL_SIZE, MOST_CELLS = 40, 400
@@ -23,6 +23,8 @@ CELL_SIZE, MOST_CELLS = 40, 400
 LEAST_TOLD = 0.005
 #: Inputs whose cells are found by clustering; the others join the nearest.
 CLUSTERED = 10_000
+#: Inputs whose cells are found at a time, in memory that stays in the cache.
+NEAREST_ROWS = 1_000
 #: Below this share of a response's standard deviation a residual's size no longer counts.
 SMALLEST_SIZE = 1e-3
 #: Least share of the sensitivity that every direction keeps, so that no cell is without bounds.
@@ -69,7 +71,7 @@ class Donors:
         sample = points[np.sort(rng.permutation(len(points))[:CLUSTERED])]
         n_cells = min(MOST_CELLS, len(points) // CELL_SIZE, len(np.unique(sample, axis=0)))
         centers = cluster_centers(sample, max(1, n_cells if told > LEAST_TOLD else 1), seed)
-        cell = pairwise_distances_argmin(points, centers)
+        cell = _nearest(points, centers)
         used, cell = np.unique(cell, return_inverse=True)
         order = np.argsort(cell, kind="stable")
         first = np.searchsorted(cell[order], np.arange(len(used) + 1))
@@ -77,10 +79,26 @@ class Donors:
         return cls(metric, centers[used], first, centred, terminal[order])
 
     def pick(self, inputs: Inputs, rng: np.random.Generator) -> Indices:
-        """One transition of its cell for each input; (n,)."""
-        cell = pairwise_distances_argmin(self.metric(inputs), self.centers)
+        """One transition of its cell for each input; (n,).
+
+        Inputs in one cell draw from it evenly, as far as their number allows.
+        """
+        cell = _nearest(self.metric(inputs), self.centers)
         begin, end = self.first[cell], self.first[cell + 1]
-        return begin + (rng.random(len(inputs)) * (end - begin)).astype(np.intp)
+        uniform = (rng.permutation(len(inputs)) + rng.random(len(inputs))) / len(inputs)
+        return begin + np.minimum(uniform * (end - begin), end - begin - 1).astype(np.intp)
+
+
+def _nearest(points: Points, centers: Points) -> Indices:
+    """The centre nearest to each point; (n,). One product: scikit-learn's threads take ten times as long."""
+    right = np.vstack([-centers.T, 0.5 * np.einsum("ij,ij->i", centers, centers)]).astype(np.float32)
+    found = np.empty(len(points), dtype=np.intp)
+    for start in range(0, len(points), NEAREST_ROWS):
+        part = points[start : start + NEAREST_ROWS]
+        left = np.column_stack([part, np.ones(len(part))]).astype(np.float32)
+        work = scratch("cells", (len(part), len(centers)), np.float32)
+        found[start : start + len(part)] = np.matmul(left, right, out=work).argmin(axis=1)
+    return found
 
 
 def _centred(residuals: Points, terminal: Mask, reward_dim: int, first: Indices) -> Points:

@@ -12,51 +12,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from kedrl_dask.numerics.simulation.smooth_regression import KERNEL, LINEAR_WEIGHT, SmoothRegression
-from kedrl_dask.utils.arrays import Array, Mask, Matrix, Points, Vector
+from kedrl_dask.numerics.simulation.smooth_regression import SmoothFunction
+from kedrl_dask.utils.arrays import Array, Mask, Points
 
 
 @dataclass(frozen=True)
-class Potential:
-    """Ψ(s) = k(y·directions, V)·weights + y·slopes + constant, with y = (s − center)/scale.
-
-    Attributes
-    ----------
-    center, scale : (p,) arrays
-        Mean and standard deviation of the states.
-    directions : (p, r) array
-        From standardised states to coordinates in which the kernel has unit length.
-    landmarks : (l, r) array
-        V.
-    weights : (l, d) array
-        Of the kernel sections.
-    slopes : (p, d) array
-        Of the standardised state.
-    constant : (d,) array
-    """
-
-    center: Vector
-    scale: Vector
-    directions: Matrix
-    landmarks: Points
-    weights: Matrix
-    slopes: Matrix
-    constant: Vector
-
-    @classmethod
-    def from_regression(cls, regression: SmoothRegression) -> Potential:
-        """The regression of returns on states, as a potential."""
-        features, metric, rank = regression.features, regression.metric, regression.features.rank
-        linear = LINEAR_WEIGHT * regression.coefficients[rank:]
-        weights = features.whitening @ regression.coefficients[:rank]
-        fixed = metric.center, metric.scale, metric.directions, features.landmarks
-        return cls(*fixed, weights, linear[:-1], linear[-1])
-
-    def __call__(self, state: Points) -> Points:
-        """Ψ at each state; (n, d)."""
-        standard = (state - self.center) / self.scale
-        sections = KERNEL(standard @ self.directions, self.landmarks)
-        return sections @ self.weights + standard @ self.slopes + self.constant
+class Potential(SmoothFunction):
+    """Ψ, a smooth function of the state."""
 
     def shape(
         self, reward: Points, state: Points, next_state: Points, terminal: Mask, discount: float

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from kedrl_dask.numerics.design.points import choose_points
 from kedrl_dask.numerics.kernels.matern import Matern
@@ -26,8 +28,12 @@ LINEAR_WEIGHT = 300.0
 MULTIPLES, N_ROUNDS = (0.5, 1.0, 2.0, 4.0, 8.0), 2
 #: Inputs and landmarks with which metrics are compared, and landmarks of the regression itself.
 TRIAL_INPUTS, TRIAL_LANDMARKS, N_LANDMARKS = 3_000, 150, (100, 200, 400)
+#: Factors by which lengths may be shorter for all inputs than for that sample.
+SHORTENED = (2.0, 4.0, 8.0)
+#: Inputs from which landmarks are chosen.
+CLUSTERED = 4_000
 #: A metric is taken if it lowers the error at least by this share.
-LEAST_GAIN = 1e-3
+LEAST_GAIN = 1e-4
 #: Degrees of freedom that a residual keeps at least, when it is corrected for its leverage.
 LEAST_FREEDOM = 0.05
 #: Directions to which the response is less sensitive, as a share of the largest, are left out of the metric.
@@ -96,6 +102,58 @@ class SmoothRegression:
         return found + slopes if linear else found
 
 
+@dataclass(frozen=True)
+class SmoothFunction:
+    """f(x) = k(y·directions, V)·weights + y·slopes + constant, with y = (x − center)/scale.
+
+    Attributes
+    ----------
+    center, scale : (D,) arrays
+        Mean and standard deviation of the inputs.
+    directions : (D, r) array
+        From standardised inputs to coordinates in which the kernel has unit length.
+    landmarks : (l, r) array
+        V.
+    weights : (l, k) array
+        Of the kernel sections.
+    slopes : (D, k) array
+        Of the standardised inputs.
+    constant : (k,) array
+    """
+
+    center: Vector
+    scale: Vector
+    directions: Matrix
+    landmarks: Points
+    weights: Matrix
+    slopes: Matrix
+    constant: Vector
+
+    @classmethod
+    def from_regression(cls, regression: SmoothRegression) -> Self:
+        """What a regression predicts."""
+        features, metric, rank = regression.features, regression.metric, regression.features.rank
+        linear = LINEAR_WEIGHT * regression.coefficients[rank:]
+        weights = features.whitening @ regression.coefficients[:rank]
+        fixed = metric.center, metric.scale, metric.directions, features.landmarks
+        return cls(*fixed, weights, linear[:-1], linear[-1])
+
+    def is_accurate(self, dtype: npt.DTypeLike, tolerance: float) -> bool:
+        """Whether rounding in a precision leaves the values within a tolerance of what they are.
+
+        Long lengths have large weights of nearly equal sections.
+        """
+        return bool(np.finfo(dtype).eps * np.abs(self.weights).sum(axis=0).max(initial=0.0) <= tolerance)
+
+    def __call__(self, inputs: Inputs) -> Points:
+        """Values in the precision of the inputs; (n, k)."""
+        center, scale, directions, landmarks, weights, slopes, constant = (
+            part.astype(inputs.dtype, copy=False) for part in vars(self).values()
+        )
+        standard = (inputs - center) / scale
+        return KERNEL(standard @ directions, landmarks) @ weights + standard @ slopes + constant
+
+
 def _design(metric: Metric, features: NystromFeatures, inputs: Inputs) -> Features:
     standard = metric.standardise(inputs)
     linear = LINEAR_WEIGHT * np.column_stack([standard, np.ones(len(inputs))])
@@ -148,16 +206,31 @@ def fit_smooth(
 
 
 def _grown(metric: Metric, inputs: Inputs, responses: Points, fold: Indices, seed: int) -> Fitted:
-    """The regression with as few landmarks as more of them hardly improve on."""
-    points, best = metric(inputs), None
-    for size in N_LANDMARKS:
-        landmarks = choose_points(points, min(size, len(points) // 10 + 1), KERNEL, "kmeans", seed)
+    """The regression on all inputs, with lengths as long and landmarks as few as others hardly improve on.
+
+    All inputs can tell more details than the sample on which the metric was chosen.
+    """
+    rng = np.random.default_rng([seed, 35])
+    clustered = inputs[np.sort(rng.permutation(len(inputs))[:CLUSTERED])]
+
+    def fitted(shortened: float, size: int) -> Fitted:
+        shorter = metric._replace(directions=metric.directions * shortened)
+        points = shorter(clustered)
+        landmarks = choose_points(points, min(size, len(inputs) // 10 + 1), KERNEL, "kmeans", seed)
         features = NystromFeatures.from_landmarks(KERNEL, landmarks)
-        found = regress(metric, features, inputs, responses, fold)
-        if best is not None and found.score > (1 - LEAST_GAIN) * best.score:
-            return best
+        return regress(shorter, features, inputs, responses, fold)
+
+    best, shortened = fitted(1.0, N_LANDMARKS[0]), 1.0
+    for factor in SHORTENED:
+        found = fitted(factor, N_LANDMARKS[0])
+        if found.score > (1 - LEAST_GAIN) * best.score:
+            break
+        best, shortened = found, factor
+    for size in N_LANDMARKS[1:]:
+        found = fitted(shortened, size)
+        if found.score > (1 - LEAST_GAIN) * best.score:
+            break
         best = found
-    assert best is not None
     return best
 
 
@@ -200,36 +273,46 @@ def _try(
     """The regression with few landmarks, drawn at random."""
     drawn = rng.permutation(len(inputs))[: min(TRIAL_LANDMARKS, len(inputs) // 5 + 1)]
     features = NystromFeatures.from_landmarks(KERNEL, metric(inputs[drawn]))
-    return regress(metric, features, inputs, responses, fold)
+    return regress(metric, features, inputs, responses, fold, RIDGES[::2])
 
 
 def regress(
-    metric: Metric, features: NystromFeatures, inputs: Inputs, responses: Points, fold: Indices
+    metric: Metric,
+    features: NystromFeatures,
+    inputs: Inputs,
+    responses: Points,
+    fold: Indices,
+    ridges: Vector = RIDGES,
 ) -> Fitted:
     """Ridge regression with each response's ridge by cross-validation over the folds.
 
     Residuals are divided by the root of one minus the leverage, so that their variance is the noise's.
     """
-    design = _design(metric, features, inputs)
+    order = np.argsort(fold, kind="stable")
+    bounds = [0, *(np.flatnonzero(np.diff(fold[order])) + 1).tolist(), len(order)]
+    parts = [slice(*ends) for ends in pairwise(bounds)]
+    design = _design(metric, features, inputs[order])
     mean, scale = responses.mean(axis=0), standard_deviations(responses)
-    scaled = (responses - mean) / scale
-    rows = [fold == number for number in np.unique(fold)]
-    grams = [design[part].T @ design[part] for part in rows]
-    crosses = [design[part].T @ scaled[part] for part in rows]
-    gram, cross, ridges = sum(grams), sum(crosses), RIDGES * len(inputs)
+    scaled = ((responses - mean) / scale)[order]
+    grams = [design[part].T @ design[part] for part in parts]
+    crosses = [design[part].T @ scaled[part] for part in parts]
+    gram, cross, penalties = sum(grams), sum(crosses), ridges * len(inputs)
     errors = np.zeros((len(ridges), responses.shape[1]))
-    for part, own_gram, own_cross in zip(rows, grams, crosses, strict=True):
+    for part, own_gram, own_cross in zip(parts, grams, crosses, strict=True):
         values, vectors = np.linalg.eigh(gram - own_gram)
-        turned, along = vectors.T @ (cross - own_cross), design[part] @ vectors
-        for i, ridge in enumerate(ridges):
-            predicted = along @ (turned / (np.maximum(values, 0.0) + ridge)[:, None])
-            errors[i] += ((scaled[part] - predicted) ** 2).sum(axis=0)
+        shrunk = 1 / (np.maximum(values, 0.0)[:, None] + penalties)
+        # All ridges in one product: columns are ridges, and responses within a ridge.
+        coefficients = shrunk[:, :, None] * (vectors.T @ (cross - own_cross))[:, None]
+        predicted = design[part] @ (vectors @ coefficients.reshape(len(values), -1))
+        left = scaled[part][:, None] - predicted.reshape(-1, *errors.shape)
+        errors += np.einsum("nik,nik->ik", left, left)
     best = errors.argmin(axis=0)
     values, vectors = np.linalg.eigh(gram)
-    shrunk = np.maximum(values, 0.0)[:, None] + ridges[best]
+    shrunk = np.maximum(values, 0.0)[:, None] + penalties[best]
     coefficients = vectors @ ((vectors.T @ cross) / shrunk)
     leverage = (design @ vectors) ** 2 @ (1 / shrunk)
-    residuals = (scaled - design @ coefficients) / np.sqrt(np.maximum(1 - leverage, LEAST_FREEDOM))
+    residuals = np.empty_like(scaled)
+    residuals[order] = (scaled - design @ coefficients) / np.sqrt(np.maximum(1 - leverage, LEAST_FREEDOM))
     coefficients *= scale
     coefficients[-1] += mean / LINEAR_WEIGHT
     error = errors.min(axis=0) / len(inputs)
