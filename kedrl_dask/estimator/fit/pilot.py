@@ -106,5 +106,7 @@ def _simulate(settings: Settings, sample: Transitions, policy: Policy, pool: Thr
     blocks = np.array_split(inputs, max(1, len(inputs) // BLOCK))
     returns = np.vstack(list(pool.map(simulator.block, range(len(blocks)), blocks)))
     fold = np.unique(sample.episode[rows], return_inverse=True)[1] % N_FOLDS
-    potential = Potential.from_regression(fit_smooth(state, returns[size:], fold, seed).regression)
+    potential = Potential.from_regression(
+        fit_smooth(state, returns[size:], fold, seed, each=pool.map).regression
+    )
     return Pilot(potential, inputs, returns - potential(inputs[:, :p]), model)

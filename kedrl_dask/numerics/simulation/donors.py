@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from kedrl_dask.numerics.design.points import cluster_centers
-from kedrl_dask.numerics.simulation.smooth_regression import Metric, fit_smooth, relevance
+from kedrl_dask.numerics.simulation.smooth_regression import Each, Metric, fit_smooth, relevance
 from kedrl_dask.utils.arrays import Indices, Inputs, Mask, Points
 from kedrl_dask.utils.scratch import scratch
 
@@ -63,9 +63,10 @@ class Donors:
         fold: Indices,
         reward_dim: int,
         seed: int,
+        each: Each = map,
     ) -> Donors:
         """Divide logged transitions into cells; the first ``reward_dim`` residuals are of the reward."""
-        metric, told = _metric(inputs, residuals, terminal, fold, seed)
+        metric, told = _metric(inputs, residuals, terminal, fold, seed, each)
         points = metric(inputs)
         rng = np.random.default_rng([seed, 32])
         sample = points[np.sort(rng.permutation(len(points))[:CLUSTERED])]
@@ -120,7 +121,7 @@ def _centred(residuals: Points, terminal: Mask, reward_dim: int, first: Indices)
 
 
 def _metric(
-    inputs: Inputs, residuals: Points, terminal: Mask, fold: Indices, seed: int
+    inputs: Inputs, residuals: Points, terminal: Mask, fold: Indices, seed: int, each: Each
 ) -> tuple[Metric, float]:
     """Directions by how sensitive the law of the residuals is to them, and how much inputs tell of it."""
     spread = residuals.std(axis=0)
@@ -130,7 +131,7 @@ def _metric(
     if terminal.any():
         signs.append(terminal[:, None].astype(np.float64))
     responses = np.hstack(signs)
-    found = fit_smooth(inputs, responses, fold, seed).regression
+    found = fit_smooth(inputs, responses, fold, seed, each=each).regression
     told = np.clip(1 - found.error, 0.0, 1.0)
     values, vectors = np.linalg.eigh(relevance(found, inputs, responses, linear=True, weights=told))
     largest = max(float(values[-1]), np.finfo(float).tiny)

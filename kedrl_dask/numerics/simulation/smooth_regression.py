@@ -7,10 +7,11 @@ found so far is sensitive to it, or each direction (average gradient outer produ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from kedrl_dask.utils.arrays import Features, Indices, Inputs, Matrix, Points, V
 RIDGES = 10.0 ** np.arange(-9.0, 1.1, 0.5)
 LINEAR_WEIGHT = 300.0
 #: Multiples of the unit length that are tried in each metric, and rounds of sensitivity.
-MULTIPLES, N_ROUNDS = (0.5, 1.0, 2.0, 4.0, 8.0), 2
+MULTIPLES, N_ROUNDS = (1.0, 2.0, 4.0, 8.0), 2
 #: Inputs and landmarks with which metrics are compared, and landmarks of the regression itself.
 TRIAL_INPUTS, TRIAL_LANDMARKS, N_LANDMARKS = 3_000, 150, (100, 200, 400)
 #: Factors by which lengths may be shorter for all inputs than for that sample.
@@ -42,6 +43,15 @@ NEGLIGIBLE_DIRECTION = 1e-3
 GRADIENT_INPUTS, GRADIENT_STEP = 500, 1e-3
 
 KERNEL = Matern(nu=5.5, length_scale=1.0, sigma=1.0)
+
+T = TypeVar("T")
+
+
+class Each(Protocol):
+    """``map``, or that of a pool of threads."""
+
+    def __call__(self, function: Callable[[T], Fitted], values: Iterable[T], /) -> Iterable[Fitted]:
+        """Apply a function to each value."""
 
 
 class Metric(NamedTuple):
@@ -186,22 +196,31 @@ class Fitted(NamedTuple):
 
 
 def fit_smooth(
-    inputs: Inputs, responses: Points, fold: Indices, seed: int, hints: Sequence[Matrix] = ()
+    inputs: Inputs,
+    responses: Points,
+    fold: Indices,
+    seed: int,
+    hints: Sequence[Matrix] = (),
+    each: Each = map,
 ) -> Fitted:
     """Choose a metric on a sample, then regress on all inputs; folds are of whole episodes.
 
-    ``hints`` are directions (D, r) of other metrics, which are tried as well.
+    ``hints`` are directions (D, r) of other metrics, which are tried as well. ``each`` applies a function to
+    independent trials, as ``map`` does: that of a pool of threads does it at once.
     """
     rng = np.random.default_rng([seed, 31])
     chosen = np.sort(rng.permutation(len(inputs))[:TRIAL_INPUTS])
     x, y, f = inputs[chosen], responses[chosen], fold[chosen]
-    best: Fitted | None = None
-    for metric in _first_metrics(x, y, hints):
-        best = _better(best, _try(metric, x, y, f, rng))
-    assert best is not None
+    drawn = x[rng.permutation(len(x))[: min(TRIAL_LANDMARKS, len(x) // 5 + 1)]]
+
+    def tried(metric: Metric) -> Fitted:
+        features = NystromFeatures.from_landmarks(KERNEL, metric(drawn))
+        return regress(metric, features, x, y, f, RIDGES[::2])
+
+    best = reduce(_better, each(tried, list(_first_metrics(x, y, hints))))
     for _ in range(N_ROUNDS):
-        for metric in _sensitive_metrics(best.regression, x, y):
-            best = _better(best, _try(metric, x, y, f, rng))
+        trials = each(tried, list(_sensitive_metrics(best.regression, x, y)))
+        best = reduce(_better, trials, best)
     return _grown(best.regression.metric, inputs, responses, fold, seed)
 
 
@@ -234,8 +253,9 @@ def _grown(metric: Metric, inputs: Inputs, responses: Points, fold: Indices, see
     return best
 
 
-def _better(best: Fitted | None, trial: Fitted) -> Fitted:
-    return trial if best is None or trial.score < (1 - LEAST_GAIN) * best.score else best
+def _better(best: Fitted, trial: Fitted) -> Fitted:
+    """The trial if it is better by more than a little."""
+    return trial if trial.score < (1 - LEAST_GAIN) * best.score else best
 
 
 def _first_metrics(inputs: Inputs, responses: Points, hints: Sequence[Matrix]) -> Iterator[Metric]:
@@ -265,15 +285,6 @@ def _sensitive_metrics(found: SmoothRegression, inputs: Inputs, responses: Point
     for kind, directions in _shapes("sensitivity", outer):
         for multiple in MULTIPLES:
             yield Metric(found.metric.center, found.metric.scale, directions / multiple, kind)
-
-
-def _try(
-    metric: Metric, inputs: Inputs, responses: Points, fold: Indices, rng: np.random.Generator
-) -> Fitted:
-    """The regression with few landmarks, drawn at random."""
-    drawn = rng.permutation(len(inputs))[: min(TRIAL_LANDMARKS, len(inputs) // 5 + 1)]
-    features = NystromFeatures.from_landmarks(KERNEL, metric(inputs[drawn]))
-    return regress(metric, features, inputs, responses, fold, RIDGES[::2])
 
 
 def regress(

@@ -7,7 +7,7 @@ not Gaussian, what depends on x, and how reward and successor go together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import ceil, log, prod
@@ -19,7 +19,7 @@ from kedrl_dask.numerics.regression.input_kernel import standard_deviations
 from kedrl_dask.numerics.simulation.donors import Donors
 from kedrl_dask.numerics.simulation.smooth_regression import (
     LINEAR_WEIGHT,
-    Fitted,
+    Each,
     Metric,
     SmoothFunction,
     SmoothRegression,
@@ -37,8 +37,6 @@ MARGIN = 0.1
 ROUNDING = 1e-4
 #: Discounted weight at which a simulated return ends.
 NEGLIGIBLE = 1e-3
-
-Each = Callable[[Callable[[int], Fitted], Iterable[int]], Iterable[Fitted]]
 
 
 #: Arrays of a metric and of donors, in the order in which they are packed.
@@ -102,7 +100,7 @@ class TransitionModel:
             residuals[goes_on, d:] = changes.residuals
             parts += changes.regressions
             columns.append(np.hstack([np.zeros((len(changes.mixing), d)), changes.mixing]))
-        donors = Donors.gather(inputs, residuals, terminal, fold, d, seed)
+        donors = Donors.gather(inputs, residuals, terminal, fold, d, seed, each)
         states = np.vstack([inputs[:, :p], next_state[goes_on]])
         low, high = states.min(axis=0), states.max(axis=0)
         margin = MARGIN * (high - low)
@@ -203,11 +201,11 @@ def _fit_responses(
     """One regression for all responses, and for those that are nonlinear one each where it is better."""
     scale = standard_deviations(responses)
     turned = np.diag(1 / scale)
-    shared = fit_smooth(inputs, responses @ turned, fold, seed, hints)
+    shared = fit_smooth(inputs, responses @ turned, fold, seed, hints, each)
     rotation = _rotation(shared.regression, inputs)
     if rotation is not None:
         turned = turned @ rotation
-        shared = fit_smooth(inputs, responses @ turned, fold, seed, hints)
+        shared = fit_smooth(inputs, responses @ turned, fold, seed, hints, each)
     nonlinear = np.diag(_nonlinear_covariance(shared.regression, inputs))
     candidates = [int(i) for i in np.argsort(-nonlinear)[:MOST_OWN] if nonlinear[i] > LEAST_NONLINEAR]
     own = {}
