@@ -29,8 +29,7 @@ def check(name: str) -> None:
         raise ValueError(f"systems: {name!r} is not one of {', '.join(NAMES)}")
     if missing := _missing(name):
         raise ValueError(
-            f"systems: {name!r} needs {', '.join(missing)}; install the extra: "
-            "pip install 'kedrl-dask[rl]'"
+            f"systems: {name!r} needs {', '.join(missing)}; install the extra: pip install 'kedrl-dask[rl]'"
         )
 
 
