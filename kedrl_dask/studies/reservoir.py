@@ -33,7 +33,7 @@ DISCOUNT, TAIL, LEVEL = 0.8, 0.1, 0.9
 #: Releases by level: as logged, and to be evaluated.
 LOGGED, TARGET = TASK.behaviour, TASK.target
 #: Steps of a logged episode.
-STEPS = TASK.n_steps
+STEPS = 60
 #: Levels at which the target policy's mean release is evaluated.
 LEVELS = np.linspace(30.0, 120.0, 10)
 #: Costs have kinks, where a demand is met; atoms and landmarks must be close enough to follow them.
