@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from kedrl_dask.datasets.benchmark.tasks import TASKS, put_state
 from kedrl_dask.datasets.gymnasium import collect, make, monte_carlo
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.estimator.kedrl import KEDRL
-from kedrl_dask.numerics.policies import Gaussian
 from kedrl_dask.plots.style import BLUE, ORANGE, Figure
 from kedrl_dask.studies.output import TextTable, print_tables, write_results
 from kedrl_dask.studies.runner import claim
@@ -26,13 +26,12 @@ from kedrl_dask.utils.arrays import Matrices, Points, Record, Vector
 from kedrl_dask.utils.progress import Reporter
 
 STUDY = "reservoir"
-ENVIRONMENT = "water-reservoir-v0"
+TASK = TASKS["water-reservoir"]
 #: Objectives of the environment that are evaluated, by name: costs, as negative rewards.
 OBJECTIVES = {"deficit of supply": 1, "flood downstream": 3}
 DISCOUNT, TAIL, LEVEL = 0.8, 0.1, 0.9
 #: Releases by level: as logged, and to be evaluated.
-LOGGED = Gaussian([[0.35]], bias=15.0, scale=15.0)
-TARGET = Gaussian([[0.5]], bias=8.0, scale=10.0)
+LOGGED, TARGET = TASK.behaviour, TASK.target
 #: Steps of a logged episode.
 STEPS = 60
 #: Levels at which the target policy's mean release is evaluated.
@@ -47,7 +46,7 @@ class Reservoir:
 
     def __init__(self) -> None:
         # So that no episode of a return is truncated.
-        self.env = make(ENVIRONMENT, nO=4, time_limit=10**9, disable_env_checker=True)
+        self.env = make(TASK.environment, nO=4, time_limit=10**9, disable_env_checker=True)
         self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
 
     def reset(self, **options: object) -> tuple[Vector, Record]:
@@ -61,7 +60,7 @@ class Reservoir:
 
     def start(self, state: Vector) -> Vector:
         """Put the reservoir at a level."""
-        self.env.unwrapped.state = np.array(state, dtype=np.float32)
+        put_state(self.env, state)
         return self.env.unwrapped.state
 
 
@@ -127,7 +126,7 @@ def run(
 
 
 def _log(cache: Cache, reservoir: Reservoir, episodes: int, seed: int) -> TransitionStore:
-    facts = {"environment": ENVIRONMENT, "policy": LOGGED.to_dict(), "episodes": [episodes, STEPS, seed]}
+    facts = {"environment": TASK.environment, "policy": LOGGED.to_dict(), "episodes": [episodes, STEPS, seed]}
 
     def make_store(path: Path) -> None:
         collect(path, reservoir, LOGGED, episodes, max_steps=STEPS, seed=seed)
@@ -139,7 +138,7 @@ def _simulate(
     cache: Cache, reservoir: Reservoir, state: Points, action: Points, n_returns: int, seed: int
 ) -> Matrices:
     """Returns of the environment (n, n_returns, 2)."""
-    facts = {"environment": ENVIRONMENT, "policy": TARGET.to_dict(), "inputs": [state, action]}
+    facts = {"environment": TASK.environment, "policy": TARGET.to_dict(), "inputs": [state, action]}
     facts |= {"returns": [n_returns, seed, DISCOUNT]}
 
     def make_returns(path: Path) -> None:

@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 from scipy.special import ndtri
 from scipy.stats import qmc, wasserstein_distance
 
-from kedrl_dask.datasets.benchmark import CASES
+from kedrl_dask.datasets.benchmark import NAMES, case, check, installed
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fitted.answers import FittedLaw
@@ -140,13 +140,13 @@ def evaluate(work: Path, system: str, transitions: int, replicate: int, paramete
     and truth. Returns a list over the inputs for each of ``METRICS``, the codes for which the answer was
     ``refused``, all ``findings`` against it, the held-out ``bellman_risk`` and the ``seconds`` of the fit.
     """
-    case = CASES[system]
-    store = case.write(work / "data", transitions, seed=replicate)
+    chosen = case(system)
+    store = chosen.write(work / "data", transitions, seed=replicate)
     start = time.perf_counter()
-    model = KEDRL(discount=case.discount, random_state=replicate, **parameters)
-    model.fit(store, case.target, executor=ThreadExecutor(1), progress="none")
+    model = KEDRL(discount=chosen.discount, random_state=replicate, **parameters)
+    model.fit(store, chosen.target, executor=ThreadExecutor(1), progress="none")
     seconds = time.perf_counter() - start
-    truth = case.truth(replicate)
+    truth = chosen.truth(replicate)
     law, refused = _asked(model, truth.state, truth.action)
     return {
         **{name: values.tolist() for name, values in errors(law, truth.returns).items()},
@@ -179,7 +179,7 @@ def cells(systems: Sequence[str], sizes: Sequence[int], replicates: int, **param
 def run(
     output: str | Path,
     *,
-    systems: Sequence[str] = tuple(CASES),
+    systems: Sequence[str] | None = None,
     sizes: Sequence[int] = SIZES,
     replicates: int = 3,
     workers: int | None = 0,
@@ -192,8 +192,8 @@ def run(
     ----------
     output : path-like
         Directory of the study.
-    systems : sequence of str
-        Names of ``kedrl_dask.datasets.benchmark.CASES``.
+    systems : sequence of str, optional
+        Some of ``kedrl_dask.datasets.benchmark.NAMES``; by default all whose libraries are installed.
     sizes : sequence of int
         Transitions of the datasets.
     replicates : int
@@ -205,9 +205,10 @@ def run(
     **parameters
         Parameters of :class:`~kedrl_dask.KEDRL` for all fits, instead of the defaults.
     """
+    left_out = [name for name in NAMES if name not in installed()] if systems is None else []
+    systems = installed() if systems is None else systems
     for name in systems:
-        if name not in CASES:
-            raise ValueError(f"systems: {name!r} is not one of {', '.join(CASES)}")
+        check(name)
     for size in sizes:
         check_count("systems: sizes", size)
     if not (systems and sizes):
@@ -218,7 +219,7 @@ def run(
     planned = cells(list(dict.fromkeys(systems)), sorted(set(sizes)), replicates, **parameters)
     records = run_cells(output, STUDY, evaluate, planned, workers)
     table = _table(records)
-    summary = _summarise(records, table)
+    summary = _summarise(records, table) | {"left_out": left_out}
     drawn = {"systems": figures.systems(table, RIGHT)} if draw else {}
     write_results(output, summary, {"errors": table}, drawn)
     return Outcome(records, summary, {"errors": table})
@@ -289,6 +290,9 @@ def render(summary: Record, console: Console) -> None:
     title = "Recovered laws beside true returns, with plain defaults"
     print_tables([TextTable(title, heads, rows, note)], console)
     console.print(sentence(summary["verdict"]))
+    if summary["left_out"]:
+        names = ", ".join(summary["left_out"])
+        console.print(f"Left out, need the extra, pip install 'kedrl-dask[rl]': {names}.", markup=False)
 
 
 def sentence(found: Record) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from scipy import stats
 
 from kedrl_dask.cli import main
-from kedrl_dask.datasets.benchmark import CASES
+from kedrl_dask.datasets.benchmark import CASES, TASKS, catalogue
 from kedrl_dask.numerics.laws.mixture import Mixture
 from kedrl_dask.studies import systems
 
@@ -186,7 +186,33 @@ def test_cli__options_are_those_of_the_study(tmp_path, monkeypatch):
     assert main(command) == 2
     assert main([*command, "--systems", "ring", "--sizes", "9", "8", "--set", "n_atoms=5", "--no-plots"]) == 2
     default, given = calls
-    assert (tuple(default["systems"]), default["sizes"], default["replicates"]) == (
-        tuple(CASES), (3_000, 15_000, 60_000), 3,
-    )  # fmt: skip
+    assert (default["systems"], default["sizes"], default["replicates"]) == (None, (3_000, 15_000, 60_000), 3)
     assert (given["systems"], given["sizes"], given["n_atoms"], given["draw"]) == (["ring"], [9, 8], 5, False)
+
+
+@pytest.fixture
+def no_libraries(monkeypatch):
+    """As without the extra."""
+    monkeypatch.setattr(catalogue, "find_spec", lambda library: None)
+
+
+@pytest.mark.usefixtures("no_libraries")
+def test_cli__a_task_without_the_extra_is_refused_before_any_work(tmp_path, capsys):
+    output = tmp_path / "out"
+    assert main(["study", "systems", "--output", str(output), "--systems", "ring", "swimmer"]) == 2
+    assert "'swimmer' needs mo_gymnasium" in (error := capsys.readouterr().err)
+    assert "pip install 'kedrl-dask[rl]'" in error
+    assert not output.exists()
+
+
+@pytest.mark.usefixtures("no_libraries")
+def test_run__by_default_leaves_out_what_is_not_installed(tmp_path, monkeypatch, capsys):
+    result = {name: [0.1] for name in systems.METRICS} | {"refused": [], "findings": []}
+    monkeypatch.setattr(systems, "evaluate", lambda *_, **__: result | {"bellman_risk": 0.0, "seconds": 1.0})
+    outcome = systems.run(tmp_path / "out", sizes=[9], replicates=1, draw=False)
+    assert [row["system"] for row in outcome.summary["results"]] == list(CASES)
+    assert outcome.summary["left_out"] == list(TASKS)
+    systems.render(outcome.summary, Console(width=200))
+    assert f"pip install 'kedrl-dask[rl]': {', '.join(TASKS)}." in capsys.readouterr().out
+    named = systems.run(tmp_path / "out", systems=["ring"], sizes=[9], replicates=1, draw=False)
+    assert named.summary["left_out"] == []

@@ -26,7 +26,7 @@ from kedrl_dask.cli.common import (
     workers,
     written,
 )
-from kedrl_dask.datasets.benchmark import CASES
+from kedrl_dask.datasets.benchmark import NAMES
 from kedrl_dask.datasets.expedia.panel import PAPER_TEST, PAPER_TRAINING
 from kedrl_dask.datasets.simulation import PAIRS
 from kedrl_dask.estimator.kedrl import KEDRL
@@ -230,7 +230,12 @@ SYSTEMS = _of_cells(
     systems,
     "Errors of the recovered laws on systems unlike the paper's, with plain defaults, and which are refused.",
     {
-        "--systems": _some("systems", tuple(CASES), "SYSTEM"),
+        "--systems": option(
+            "systems: %(choices)s (default: all; the last three need the extra rl)",
+            nargs="+",
+            choices=NAMES,
+            metavar="SYSTEM",
+        ),
         "--sizes": option(
             f"transitions of the datasets (default: {' '.join(map(str, systems.SIZES))})",
             systems.SIZES,

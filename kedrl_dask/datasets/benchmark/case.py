@@ -20,16 +20,23 @@ from kedrl_dask.numerics.simulation.transition_model import rewards_until
 from kedrl_dask.utils.arrays import Array, Mask, Points
 
 #: Inputs at which a case is judged, true returns simulated at each, and the discounted weight left out there.
+#: A case that is slow to simulate has fewer returns.
 N_INPUTS, N_RETURNS, NEGLIGIBLE = 8, 4_000, 1e-4
 
 Step = Callable[[Points, Points, Generator], tuple[Points, Points]]
 Start = Callable[[Generator, int], Points]
 Ends = Callable[[Points, Generator], Mask]
+Judged = Callable[[Points], Mask]
 
 
 def never(reached: Points, rng: Generator) -> Mask:
     """No step ends an episode."""
     return np.zeros(len(reached), dtype=bool)
+
+
+def everywhere(state: Points) -> Mask:
+    """Any state will do."""
+    return np.ones(len(state), dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,10 @@ class Case:
         Transitions of an episode that does not terminate.
     start : callable
         First states (n, p) for a generator and n.
+    n_returns : int
+        True returns at each input, unless the caller says otherwise.
+    judged : callable
+        Which of the states (n, p) may be inputs of the truth.
     """
 
     name: str
@@ -96,6 +107,8 @@ class Case:
     discount: float
     n_steps: int
     start: Start
+    n_returns: int = N_RETURNS
+    judged: Judged = everywhere
 
     def log(self, n_transitions: int, seed: int) -> Rows:
         """Logged rows of whole episodes with about so many transitions, as ``from_arrays`` takes them."""
@@ -113,16 +126,18 @@ class Case:
         """Write logged episodes into a new store."""
         return TransitionStore.from_arrays(path, **self.log(n_transitions, seed))
 
-    def truth(self, seed: int, n_inputs: int = N_INPUTS, n_returns: int = N_RETURNS) -> Truth:
+    def truth(self, seed: int, n_inputs: int = N_INPUTS, n_returns: int | None = None) -> Truth:
         """Inputs met by the behaviour policy with actions of the target policy, and true returns there."""
         rows = self.log(100 * self.n_steps, seed + 10_000)
         rng = np.random.default_rng([seed, 2])
         logged = np.asarray(rows["state"])
+        logged = logged[self.judged(logged)]
         state = logged[rng.choice(len(logged), n_inputs, replace=False)]
         action = self.target.sample(state, rng)
         horizon = rewards_until(self.discount, NEGLIGIBLE)
+        size = self.n_returns if n_returns is None else n_returns
         returns = monte_carlo_returns(
-            state, action, self.target, self.discount, n_returns, horizon, (seed, 3), self.system
+            state, action, self.target, self.discount, size, horizon, (seed, 3), self.system
         )
         return Truth(state, action, returns)
 

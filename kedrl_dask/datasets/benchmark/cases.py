@@ -1,4 +1,4 @@
-"""The cases of the benchmark."""
+"""The cases of the benchmark that are given by functions."""
 
 from __future__ import annotations
 
@@ -173,4 +173,4 @@ _ALL = (
 )  # fmt: skip
 
 CASES: dict[str, Case] = {case.name: case for case in _ALL}
-"""Cases by name."""
+"""Cases given by functions, by name."""
