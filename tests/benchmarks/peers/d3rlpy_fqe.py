@@ -17,7 +17,7 @@ from kedrl_dask.numerics.simulation.transition_model import rewards_until
 from tests.benchmarks.peers.networks import tensor
 from tests.benchmarks.peers.problem import Standard
 
-N_STEPS, BATCH, RATE, WIDTHS = 4_000, 100, 1e-3, [128, 128]
+N_STEPS, BATCH, RATE, WIDTHS = 3_000, 100, 1e-3, [128, 128]
 #: Weight of the initial values that are left, and steps between renewals of the target network at most.
 LEFT, MOST_BETWEEN = 0.01, 50
 

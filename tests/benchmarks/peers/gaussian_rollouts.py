@@ -19,7 +19,7 @@ from torch import nn
 from tests.benchmarks.peers.networks import BATCH, DECAY, RATE, WIDTH, tensor
 from tests.benchmarks.peers.problem import Standard, rollouts
 
-N_NETWORKS, MOST_EPOCHS, PATIENCE = 5, 80, 8
+N_NETWORKS, MOST_EPOCHS, PATIENCE = 5, 60, 6
 #: Bounds of the logarithm of a variance, in units of the variance of the response. The upper one is wide: a
 #: variance that comes near it while the mean is still wrong does not come back.
 LOG_VARIANCE = (-10.0, 8.0)

@@ -20,7 +20,7 @@ from sklearn.metrics.pairwise import rbf_kernel
 from tests.benchmarks.peers.problem import Standard
 
 #: Features, actions of the target policy at each next state, and held-out transitions of the loss.
-N_FEATURES, N_ACTIONS, N_LOSS = 400, 10, 2_000
+N_FEATURES, N_ACTIONS, N_LOSS = 300, 8, 2_000
 #: Bandwidths in units of the typical distance of two inputs, and ridges relative to the mean square feature.
 BANDWIDTHS, RIDGES = (0.35, 0.7, 1.5, 3.0), (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 

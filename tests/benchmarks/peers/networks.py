@@ -16,7 +16,7 @@ WIDTH, BATCH = 128, 256
 #: Learning rate at first, where it ends, and decay of the weights.
 RATE, LEAST_RATE, DECAY = 1e-3, 4e-5, 1e-3
 #: Steps in which the target network follows, at most; of the first part at most; of a block; of all blocks.
-LAG, MOST_FIRST, BLOCK, MOST_LATER = 20, 10_000, 250, 8_000
+LAG, MOST_FIRST, BLOCK, MOST_LATER = 10, 6_000, 250, 5_000
 #: Weight of the initial values that the first part leaves.
 LEFT = 0.01
 

@@ -1,7 +1,7 @@
 """Fitted evaluation of quantiles: the critic of QR-DQN for a given policy.
 
 Dabney, Rowland, Bellemare and Munos, "Distributional reinforcement learning with quantile regression" (AAAI
-2018). A network has 50 quantiles of each coordinate, fitted by the Huber quantile loss to r + γ times the
+2018). A network has 100 quantiles of each coordinate, fitted by the Huber quantile loss to r + γ times the
 quantiles of a slow copy at (s', a'), a' ~ π. It knows the marginal laws only. The coordinates of what it
 returns are independent, so distances of joint laws mean nothing unless the return has one coordinate.
 """
@@ -13,9 +13,9 @@ import torch
 
 from tests.benchmarks.peers.networks import Transitions, iterate, perceptron
 
-N_QUANTILES, N_SAMPLES = 50, 1_000
+N_QUANTILES, N_SAMPLES = 100, 1_000
 #: Quantiles of the slow copy, drawn anew in each step, to which all are fitted.
-N_TARGETS = 12
+N_TARGETS = 8
 #: Where the loss turns from squares to absolute values, in the unit of the returns: small, or it is biased.
 HUBER = 0.05
 
