@@ -52,7 +52,9 @@ def passed_on(options):
 def show(table, kedrl, console):
     """Print the table and the summary."""
     if kedrl:
-        table = tables.with_ours(table, pd.read_csv(kedrl))
+        n_peers, table = len(table), tables.with_ours(table, pd.read_csv(kedrl))
+        if n_left := n_peers - int((table["method"] != tables.OURS).sum()):
+            console.print(f"{n_left} cells that {kedrl} has no counterpart of are not shown", soft_wrap=True)
     found = tables.means(table)
     print_tables([tables.text_table(found)], console)
     for line in tables.summary(found):
