@@ -21,12 +21,18 @@ HUBER = 0.05
 
 
 def quantile_loss(predicted, target):
-    """Mean Huber quantile loss of predictions (n, d, k) for targets (n, d, m)."""
-    levels = (torch.arange(predicted.shape[2]) + 0.5) / predicted.shape[2]
-    off = target[:, :, None, :] - predicted[:, :, :, None]
-    size = off.abs()
-    huber = torch.where(size < HUBER, 0.5 * off.square() / HUBER, size - 0.5 * HUBER)
-    return ((levels[:, None] - (off.detach() < 0).float()).abs() * huber).mean(dim=3).sum(dim=(1, 2)).mean()
+    """Mean Huber quantile loss of predictions (n, d, k) for targets (n, d, m).
+
+    Its slope is computed with it, which takes half the time of a backward pass through all pairs.
+    """
+    levels = ((torch.arange(predicted.shape[2]) + 0.5) / predicted.shape[2])[:, None]
+    with torch.no_grad():
+        off = target[:, :, None, :] - predicted[:, :, :, None]
+        near = off.clamp(-HUBER, HUBER)
+        slope = torch.where(off < 0, 1 - levels, levels) * near / HUBER
+        value = (slope * (off - near / 2)).mean(dim=3)
+    linear = value + slope.mean(dim=3) * (predicted.detach() - predicted)
+    return linear.sum(dim=(1, 2)).mean()
 
 
 def returns(problem, state, action):
