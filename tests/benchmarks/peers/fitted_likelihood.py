@@ -15,8 +15,9 @@ from torch import nn
 from tests.benchmarks.peers.networks import Transitions, iterate, perceptron
 
 N_COMPONENTS, N_SAMPLES = 10, 4_000
-#: Smallest standard deviation, in the unit of the returns.
-LEAST_DEVIATION = 0.01
+#: Smallest and largest standard deviation of a component, in the unit of the returns: targets are drawn from
+#: the components, and one that is rare and wide would feed itself.
+LEAST_DEVIATION, MOST_DEVIATION = 0.01, 3.0
 
 
 class MixtureNetwork(nn.Module):
@@ -35,7 +36,7 @@ class MixtureNetwork(nn.Module):
     def forward(self, x):
         out = self.body(x).view(len(x), N_COMPONENTS, -1)
         weight, mean, log_root, rest = out.split(self.sizes, dim=2)
-        log_root = log_root.clamp(-6.0, -np.log(LEAST_DEVIATION))
+        log_root = log_root.clamp(-np.log(MOST_DEVIATION), -np.log(LEAST_DEVIATION))
         root = torch.diag_embed(log_root.exp())
         if self.dim > 1:
             root[:, :, self.below[0], self.below[1]] = rest

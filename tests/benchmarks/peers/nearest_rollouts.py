@@ -21,10 +21,10 @@ MANY_COORDINATES = 15
 def returns(problem, state, action):
     """Simulated returns (n, size, d) at inputs (n, p) and (n, q)."""
     unit = Standard.of(problem.inputs)
-    near = NearestNeighbors(n_neighbors=N_NEIGHBOURS).fit(unit(problem.inputs))
+    near = NearestNeighbors(n_neighbors=N_NEIGHBOURS).fit(unit(problem.inputs).astype(np.float32))
 
     def step(now, act, rng):
-        found = near.kneighbors(unit(np.hstack([now, act])), return_distance=False)
+        found = near.kneighbors(unit(np.hstack([now, act])).astype(np.float32), return_distance=False)
         picked = found[range(len(found)), rng.integers(N_NEIGHBOURS, size=len(found))]
         return problem.reward[picked], problem.next_state[picked], problem.terminal[picked]
 

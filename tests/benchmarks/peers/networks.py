@@ -15,8 +15,10 @@ from tests.benchmarks.peers.problem import Standard
 WIDTH, BATCH = 128, 256
 #: Learning rate at first, where it ends, and decay of the weights.
 RATE, LEAST_RATE, DECAY = 1e-3, 4e-5, 1e-3
-#: Steps in which the target network follows, at most; of the first part at most; of a block; of all blocks.
-LAG, MOST_FIRST, BLOCK, MOST_LATER = 10, 6_000, 250, 5_000
+#: Steps in which the target network follows, at most; of the first part, at most; of a block, at least.
+LAG, MOST_FIRST, BLOCK = 10, 6_000, 250
+#: Blocks and their steps, at most.
+N_BLOCKS, MOST_LATER = 20, 12_000
 #: Weight of the initial values that the first part leaves.
 LEFT = 0.01
 
@@ -64,7 +66,9 @@ def iterate(network, data, targets, loss):
     """Fitted iteration: ``network`` is fitted to targets from a slow copy of itself, which is returned.
 
     First for as many rounds as let the initial values vanish. Then block by block: a block that does not
-    lower the loss on held-out episodes, for targets from before it, is undone and the learning rate halved.
+    lower the loss on held-out episodes is undone, and the learning rate halved. The loss is for targets from
+    before and after the block together: for either alone, the network that made them is the better one.
+    A block has 1/(1 − γ) rounds, so that values which are still moving move visibly.
 
     Parameters
     ----------
@@ -93,12 +97,13 @@ def iterate(network, data, targets, loss):
 
     run(lag * n_rounds)
     rate, x = RATE, data.inputs[data.test]
-    for _ in range(MOST_LATER // BLOCK):
+    n_steps = max(BLOCK, round(lag / (1 - data.problem.discount)))
+    for _ in range(min(N_BLOCKS, MOST_LATER // n_steps)):
         saved = [deepcopy(part.state_dict()) for part in (network, slow, optimiser)]
-        y = targets(slow, data.test)
-        before = loss(slow, x, y)
-        run(BLOCK)
-        if loss(slow, x, y) < before:
+        old, y_old = deepcopy(slow), targets(slow, data.test)
+        run(n_steps)
+        y_new = targets(slow, data.test)
+        if sum(loss(slow, x, y) - loss(old, x, y) for y in (y_old, y_new)) < 0:
             continue
         for part, content in zip((network, slow, optimiser), saved, strict=True):
             part.load_state_dict(content)
