@@ -1,0 +1,1 @@
+"""Competing methods of distributional off-policy evaluation on the systems of the benchmark."""
