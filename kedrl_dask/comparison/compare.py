@@ -30,6 +30,7 @@ from kedrl_dask.estimator.fitted.inputs import as_stored, checked_columns, joine
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.fitted.persistence import parameters
 from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.laws.functionals import Embedding
 from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recover_law
@@ -226,9 +227,8 @@ def _check(
 
 def _resampled(estimator: KEDRL) -> KEDRL:
     """The estimator as the bootstrap needs it, where it is automatic: separated and not centred."""
-    automatic = [name for name in ("construction", "centring") if getattr(estimator, name) == "auto"]
-    plain = {"construction": "separated", "centring": "none"}
-    return clone(estimator).set_params(**{name: plain[name] for name in automatic})
+    plain = {name: value for name, value in VERSION_ONE.items() if getattr(estimator, name) == "auto"}
+    return clone(estimator).set_params(**plain)
 
 
 def _law(

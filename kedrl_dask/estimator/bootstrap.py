@@ -27,7 +27,7 @@ from kedrl_dask.estimator.fit.pipeline import Request, check_policy, design
 from kedrl_dask.estimator.fit.problem import Around, Prepared
 from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, recalibrate, regress
 from kedrl_dask.estimator.fit.streaming import stream
-from kedrl_dask.estimator.fitted.model import FittedAttributes
+from kedrl_dask.estimator.fitted.model import FittedAttributes, FittedModel
 from kedrl_dask.numerics.criterion.separated import Chunk, ReturnSpace
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
@@ -172,15 +172,20 @@ class Bootstrap(Generic[Model]):
         Answers that would mislead are refused for the fit, never for a replicate. For intervals of embedding
         values: ``bootstrap.apply(lambda model: model.embed(state, action, at=z)).interval(0.9)``.
         """
-        estimate = np.asarray(function(self.model))
+        estimate = np.asarray(function(self._with(self.model.fitted_)))
         values = np.stack([np.asarray(function(replica)) for replica in self._replicas()])
         return Draws(estimate, values, self.counts)
 
     def _replicas(self) -> Iterator[Model]:
         for coefficients in self.coefficients:
-            replica = copy(self.model)
-            replica.fitted_ = replace(self.model.fitted_, coefficients=coefficients, is_replicate=True)
-            yield replica
+            yield self._with(replace(self.model.fitted_, coefficients=coefficients, is_replicate=True))
+
+    def _with(self, fitted: FittedModel) -> Model:
+        """The model without simulated returns, which would be the same in every replicate."""
+        replica = copy(self.model)
+        plain = fitted.diagnostics | {"simulation": None}
+        replica.fitted_ = replace(fitted, simulator=None, diagnostics=plain)
+        return replica
 
 
 def run_bootstrap(

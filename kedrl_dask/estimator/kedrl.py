@@ -321,7 +321,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
         and ``policy`` must be those of the fit; with its ``cache`` no pass over the data is needed. Policies
         to be compared need the same ``random_state``. ``apply(function)`` of the result gives any function
         of the fitted model with its replicates, standard errors and intervals. Only separated fits have
-        replicates; simulated returns are those of the fit in all of them.
+        replicates, and ``recover`` inverts the embedding in them: simulated returns are not resampled.
         """
         check_is_fitted(self)
         request = Request(*self._prepared(store), policy, checked_executor(executor), None)

@@ -150,13 +150,13 @@ class Parameters(CommonParameters):
     )
     centring: Literal["auto", "none"] = parameter(
         choice(),
-        """Whether a potential Ψ(s) is subtracted from the return while it is estimated. "none" is the paper's
-        estimator. "auto" simulates returns of the target policy from the logged transitions, takes their mean
-        given the state for Ψ, chooses the grid and the return kernel for what is left, and adds Ψ to every
-        answer: exact for any Ψ, and more accurate where the mean return varies over the states, or where the
-        target policy's returns are not among the observed ones. Without effect if ``grid`` or
-        ``reward_bounds`` are given, which speak of the return itself, with few data, or for states with
-        categories.""",
+        """Whether the fit is centred on simulated returns. "none" is the paper's estimator. "auto" fits a
+        model of single transitions to a sample of the log and simulates returns of the target policy. Their
+        mean given the state, Ψ, is subtracted from the return while it is estimated and added to every
+        answer; the grid and the return kernel are chosen for what is left; ``ridge_b`` shrinks the
+        coefficients towards those of the simulated returns instead of zero; and :meth:`recover` gives laws on
+        simulated returns. Without effect if ``grid`` or ``reward_bounds`` are given, which speak of the
+        return itself, with fewer than 500 transitions or ten episodes, and for states with categories.""",
         "--centring",
     )
     continuation: Literal["sampled", "ratio"] = parameter(

@@ -15,11 +15,14 @@ from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.bootstrap import Interval
 from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.studies.cell import parameters_of
 from kedrl_dask.studies.output import TextTable, print_tables, write_results
 from kedrl_dask.studies.runner import Cell, Outcome, Records, run_cells
 from kedrl_dask.utils.arrays import Mask, Matrix, Points, Record
 
+#: What the bootstrap can resample: the paper's construction, with the trend that its linear rewards have.
+SETTINGS: Record = {**VERSION_ONE, "reward_trend": "auto"}
 STUDY = "coverage"
 #: Sizes of a fit that takes seconds; the bootstrap takes as long for every ten replicates.
 REDUCED = {"n_atoms": 100, "n_basis": 150, "n_landmarks": 200, "n_features": 128, "n_conditioning": 1_000}
@@ -121,7 +124,9 @@ def run(
     fixed = {"transitions": transitions, "bootstrap": bootstrap, "level": level}
     cells = [
         Cell.build(
-            {"pair": pair, "replicate": n}, parameters=parameters_of(pair, "auto", n, **sizes), **fixed
+            {"pair": pair, "replicate": n},
+            parameters=parameters_of(pair, "auto", n, **SETTINGS | sizes),
+            **fixed,
         )
         for n in range(replicates)
     ]

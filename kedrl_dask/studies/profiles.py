@@ -61,16 +61,15 @@ def settings(pair: simulation.PolicyPair, profile: Profile = "auto", seed: int =
     AdamW; "paper-exact": the same with the exact minimiser.
     """
     given = pair.settings
-    # Reward and continuation of the paper's system are uncorrelated given the input, and its estimator is
-    # the separated one.
     common = {"discount": simulation.DISCOUNT, "return_kernel": given.kernel, "random_state": seed}
-    common["construction"] = "separated"
     if profile == "auto":
-        return common | {"reward_trend": "auto"}
+        return common
     adamw = AdamW(
         given.n_iterations, given.batch_size, given.learning_rate, given.weight_decay, random_state=seed
     )
     return common | {
+        "construction": "separated",
+        "centring": "none",
         "continuation": "ratio",
         "input_kernel": given.kernel,
         "n_basis": given.n_basis,

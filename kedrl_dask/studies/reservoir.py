@@ -19,6 +19,7 @@ from kedrl_dask.datasets.gymnasium import collect, make, monte_carlo
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.storage.cache import Cache
 from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.plots.style import BLUE, ORANGE, Figure
 from kedrl_dask.studies.output import TextTable, print_tables, write_results
 from kedrl_dask.studies.runner import claim
@@ -87,7 +88,7 @@ def run(
     action = TARGET.location(state)
     store = _log(cache, reservoir, episodes, seed)
     simulated = _simulate(cache, reservoir, state, action, returns, seed)
-    settings: Record = {"discount": DISCOUNT, "random_state": seed, "construction": "separated"}
+    settings: Record = {"discount": DISCOUNT, "random_state": seed, **VERSION_ONE}
     settings |= SIZES | parameters
     model = KEDRL(**settings)
     model.fit(store, TARGET, cache=output / "cache")

@@ -23,6 +23,7 @@ from kedrl_dask.datasets import simulation
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective
 from kedrl_dask.estimator.fit import separated as separating
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.criterion import separated
 from kedrl_dask.numerics.criterion.separated import ReturnSpace
 from kedrl_dask.numerics.kernels.spectral import waves
@@ -49,7 +50,10 @@ class Clocked:
 
 def fit(store, solver):
     clocked = Clocked(solver)
-    model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, solver=clocked, **RIDGES)
+    model = KEDRL(
+        simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, solver=clocked,
+        **RIDGES, **VERSION_ONE,
+    )  # fmt: skip
     model.set_params(n_conditioning="all", n_draws=2)
     model.fit(store, PAIR.target, executor=ThreadExecutor(), progress="none")
     return model, clocked.values

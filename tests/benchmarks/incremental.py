@@ -18,6 +18,7 @@ from kedrl_dask import KEDRL, TransitionStore
 from kedrl_dask.datasets import simulation
 from kedrl_dask.engine.clusters.local import local_cluster
 from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.estimator.parameters import VERSION_ONE
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
 STEPS = 50
@@ -48,7 +49,7 @@ def compare(folder, options):
     with where as executor:
 
         def fit(store, cache):
-            model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel)
+            model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, **VERSION_ONE)
             return model.fit(store, PAIR.target, executor=executor, cache=folder / cache, progress="none")
 
         first = fit(store, "cache")

@@ -44,7 +44,7 @@ def run_one(path, form, max_iterations):
     solver = PCG(max_iterations=max_iterations) if max_iterations else PCG()
     model = KEDRL(
         simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, construction="paired", paired_form=form,
-        solver=solver, **SIZES,
+        centring="none", solver=solver, **SIZES,
     )  # fmt: skip
     memory = SWEEP_MEMORY if form == "matrix-free" else None
     plan = model.plan(path, memory=memory)
@@ -132,7 +132,7 @@ def against_literal(folder):
     kernel = Matern(2.5, 4.0)
     model = KEDRL(
         simulation.DISCOUNT, input_kernel=kernel, return_kernel=PAIR.settings.kernel, construction="paired",
-        paired_form="contracted", n_atoms=m, n_basis=n_basis, n_landmarks=n, n_features=128, n_draws=2,
+        centring="none", paired_form="contracted", n_atoms=m, n_basis=n_basis, n_landmarks=n, n_features=128, n_draws=2,
         ridge_gamma=1e-3, ridge_b=1e-6, precision="double",
     )  # fmt: skip
     model.fit(store, PAIR.target, cache=Path(folder) / "cache", progress="none")
@@ -205,7 +205,7 @@ def systems(folder, options):
         for construction in ("paired", "separated"):
             model = KEDRL(
                 simulation.DISCOUNT, construction=construction, return_kernel=PAIR.settings.kernel,
-                **test_separation.SIZES,
+                centring="none", **test_separation.SIZES,
             )  # fmt: skip
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SeparationWarning)

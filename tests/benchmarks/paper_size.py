@@ -27,6 +27,8 @@ def main():
     pair = simulation.PAIRS["uniform-gaussian"]
     model = KEDRL(
         simulation.DISCOUNT,
+        construction="separated",
+        centring="none",
         return_kernel=pair.settings.kernel,
         n_features=options.features,
         n_conditioning=options.transitions,

@@ -17,6 +17,7 @@ import numpy as np
 from kedrl_dask import KEDRL, ConditionalEmbedding
 from kedrl_dask.datasets import simulation, truth
 from kedrl_dask.datasets.returns import write_returns
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.design.points import choose_points
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures, solve_ridge
 from kedrl_dask.numerics.kernels.spectral import frequencies, waves
@@ -42,7 +43,7 @@ def compare(folder, n_transitions, seed, numbers, with_kedrl=True):
     store = simulation.write(folder / f"data{seed}", PAIR, n_transitions, seed=seed)
     errors, models, stores = {}, {}, {}
     if with_kedrl:
-        model = KEDRL(simulation.DISCOUNT, return_kernel=KERNEL, random_state=seed)
+        model = KEDRL(simulation.DISCOUNT, return_kernel=KERNEL, random_state=seed, **VERSION_ONE)
         model.fit(store, PAIR.target, progress="none")
         errors["KE-DRL"] = rmse(model.embed(STATE, ACTION, at=at), true)
     for n in numbers:

@@ -30,6 +30,7 @@ from kedrl_dask.engine.clusters.local import local_cluster
 from kedrl_dask.engine.passes.chunk_sums import over_group
 from kedrl_dask.engine.passes.separated_objective import BellmanObjective, _product
 from kedrl_dask.estimator.fit import separated, streaming
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from tests.benchmarks import against, plain
 
 PAIR = simulation.PAIRS["uniform-gaussian"]
@@ -145,7 +146,9 @@ def run_one(store, n_workers, second):
     separated.BellmanObjective = CapturedObjective
     streaming.sum_blocks = timed = TimedPass(n_workers)
     peak = PeakMemory()
-    model = KEDRL(simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, n_conditioning=20_000)
+    model = KEDRL(
+        simulation.DISCOUNT, return_kernel=PAIR.settings.kernel, n_conditioning=20_000, **VERSION_ONE
+    )
     with tempfile.TemporaryDirectory(dir=Path(store).parent) as cache, local_cluster(n_workers) as executor:
         plan = model.plan(store, executor=executor)
         model.fit(store, PAIR.target, executor=executor, cache=cache, progress="none")

@@ -69,6 +69,7 @@ def parameters(profile: Profile, sizes: Sizes, conditioning: Inputs, seed: int) 
     common = {
         "discount": DISCOUNT,
         "construction": "separated",
+        "centring": "none",
         "n_atoms": sizes.n_atoms,
         "n_features": sizes.n_features,
         "return_kernel": RETURN_KERNEL,

@@ -8,7 +8,10 @@ import pytest
 
 from kedrl_dask import KEDRL, Matern, TransitionStore, compare, policies
 from kedrl_dask.datasets.benchmark import CASES
-from kedrl_dask.estimator.fitted.findings import fit_evidence, judge
+from kedrl_dask.estimator.fit.design import Choices
+from kedrl_dask.estimator.fitted.answers import SimulatedLaw
+from kedrl_dask.estimator.fitted.findings import CODES, fit_evidence, judge
+from kedrl_dask.numerics.laws.tilting import tilt
 
 SIZES = {"n_atoms": 40, "n_basis": 60, "n_landmarks": 100, "n_features": 64, "n_blocks": 16}
 CASE = CASES["counts"]
@@ -27,12 +30,20 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(store):
     kernel = Matern(length_scale=(2.0, 2.0, 3.0))
-    estimator = KEDRL(CASE.discount, centring="auto", input_kernel=kernel, return_kernel="auto", **SIZES)
+    estimator = KEDRL(CASE.discount, construction="separated", input_kernel=kernel, **SIZES)
     return estimator.fit(store, CASE.target, progress="none")
 
 
-def test_centred_criterion__is_the_plain_one_of_shaped_rewards(model, store, tmp_path):
-    """Rewards r + γ·Ψ(s') − Ψ(s), written as if they had been logged, give the same coefficients."""
+@pytest.mark.parametrize("construction", ["separated", "paired"])
+def test_centred_criterion__is_the_plain_one_of_shaped_rewards(store, tmp_path, monkeypatch, construction):
+    """Rewards r + γ·Ψ(s') − Ψ(s), written as if they had been logged, give the same coefficients.
+
+    Both are shrunk towards zero here, as the plain fit has no simulated returns.
+    """
+    monkeypatch.setattr(Choices, "prior", lambda self, *_: np.zeros((self.basis.rank, len(self.grid))))
+    given = {"construction": construction, "ridge_b": 1e-7, **SIZES}
+    estimator = KEDRL(CASE.discount, input_kernel=Matern(length_scale=(2.0, 2.0, 3.0)), **given)
+    model = estimator.fit(store, CASE.target, progress="none")
     rows = {name: np.asarray(values) for name, values in CASE.log(3_000, 0).items()}
     value = model.potential_(rows["state"])
     ahead = np.vstack([value[1:], value[:1]])  # rows are in the order of (episode, step)
@@ -40,7 +51,7 @@ def test_centred_criterion__is_the_plain_one_of_shaped_rewards(model, store, tmp
     rows.pop("terminated")
     shaped = TransitionStore.from_arrays(tmp_path / "shaped", **rows)
     kernels = {"input_kernel": model.input_kernel_, "return_kernel": model.return_kernel_}
-    plain = KEDRL(CASE.discount, grid=model.grid_, **kernels, **SIZES).fit(
+    plain = KEDRL(CASE.discount, grid=model.grid_, **kernels, **given).fit(
         shaped, CASE.target, progress="none"
     )
     state, action = rows["state"][:50], rows["action"][:50]
@@ -63,10 +74,72 @@ def test_answers__are_of_the_return_itself(model):
     assert np.sqrt(np.mean(error**2)) < 0.05 * kernel.sigma**2
 
 
+def test_fit__is_shrunk_towards_simulated_returns(store):
+    """With a large ridge the embedding is that of the simulated returns."""
+    kernel = Matern(length_scale=(2.0, 2.0, 3.0))
+    estimator = KEDRL(CASE.discount, construction="separated", input_kernel=kernel, ridge_b=1e3, **SIZES)
+    model = estimator.fit(store, CASE.target, progress="none")
+    state, action = np.array([[0.0, 0.0], [1.0, -1.0]]), np.zeros((2, 1))
+    simulated = model.simulator_(state, action, 4_000)
+    at = simulated[:, :30]
+    expected = np.stack([model.return_kernel_(z, y).mean(axis=0) for z, y in zip(simulated, at, strict=True)])
+    np.testing.assert_allclose(model.embed(state, action, at=at), expected, atol=0.08)
+
+
+def test_recover__weights_simulated_returns(model):
+    state, action = np.array([[0.0, 0.0], [1.0, -1.0]]), np.zeros((2, 1))
+    embedding = model.embedding(state, action, accept=tuple(CODES))
+    law = embedding.recover(divergence=1e-2)
+    assert isinstance(law, SimulatedLaw)
+    np.testing.assert_array_equal(law.atoms, model.simulator_(state, action))
+    expected = tilt(
+        law.atoms, embedding.coefficients, model.grid_, model.return_kernel_, 1e-2, embedding.shift
+    )
+    np.testing.assert_array_equal(law.weights, expected.weights)
+    assert law.accepted == tuple(CODES)
+    # Settings of the inversion ask for it, and so does its name.
+    for inverted in (embedding.recover(bandwidth=0.0), embedding.recover("grid")):
+        assert not isinstance(inverted, SimulatedLaw)
+    with pytest.raises(ValueError, match="method must be"):
+        embedding.recover("guess")
+    averaged = embedding.average([1, 3]).recover(divergence=1e-2)
+    mixture = law.mean().T @ [0.25, 0.75]
+    np.testing.assert_allclose(averaged.mean()[0], mixture, atol=0.2 * law.covariance().max() ** 0.5)
+
+
+def test_recover__equal_weights_where_the_embedding_is_not_accurate(model):
+    found = model.diagnostics_["simulation"]
+    risk = model.diagnostics_["held_out"]["bellman_risk"] / (1 - CASE.discount) ** 2
+    assert found["follows_embedding"] == (risk <= 1e-3 * model.return_kernel_.sigma**2)
+    equal = model.recover(np.zeros((1, 2)), [[0.0]], accept=tuple(CODES), divergence=1e10)
+    assert equal.weights.shape == (1, 4_000)
+    assert (equal.weights == 1 / 4_000).all()
+    assert equal.sensitivity.weights.shape == (1, 2_000)
+    assert equal.second_specification == "half of the simulated returns"
+
+
+def test_load__a_policy_that_is_code_is_given_again(store, tmp_path):
+    policy = policies.Function(CASE.target.sample)
+    kernel = Matern(length_scale=(2.0, 2.0, 3.0))
+    fitted = KEDRL(CASE.discount, input_kernel=kernel, n_draws=2, **SIZES).fit(store, policy, progress="none")
+    fitted.save(tmp_path / "model")
+    at = np.zeros((1, 2)), np.ones((1, 1))
+    without, given = KEDRL.load(tmp_path / "model"), KEDRL.load(tmp_path / "model", policy)
+    assert without.simulator_ is None
+    assert not isinstance(without.recover(*at, accept=tuple(CODES)), SimulatedLaw)
+    with pytest.raises(ValueError, match=r"give KEDRL\.load its policy"):
+        without.recover(*at, accept=tuple(CODES), method="simulated")
+    laws = [m.recover(*at, accept=tuple(CODES)) for m in (given, fitted)]
+    np.testing.assert_array_equal(laws[0].weights, laws[1].weights)
+    np.testing.assert_array_equal(laws[0].atoms, laws[1].atoms)
+
+
 def test_save_and_load__keep_the_potential(model, tmp_path):
     model.save(tmp_path / "model")
     again = KEDRL.load(tmp_path / "model")
     state, action = np.zeros((2, 2)), np.ones((2, 1))
+    laws = [m.recover(state, action, accept=tuple(CODES)) for m in (model, again)]
+    np.testing.assert_array_equal(laws[0].weights, laws[1].weights)
     at = np.array([[1.0, 1.0], [5.0, 2.0]])
     np.testing.assert_array_equal(again.embed(state, action, at=at), model.embed(state, action, at=at))
     np.testing.assert_array_equal(again.potential_(state), model.potential_(state))
@@ -93,8 +166,10 @@ def test_truncation__is_no_finding_where_returns_are_simulated(model):
 
 
 def test_none__is_the_papers_estimator(store):
-    plain = KEDRL(CASE.discount, **SIZES).fit(store, CASE.target, progress="none")
+    plain = KEDRL(CASE.discount, centring="none", **SIZES).fit(store, CASE.target, progress="none")
     assert plain.potential_ is None
+    assert plain.simulator_ is None
+    assert plain.diagnostics_["simulation"] is None
     assert plain.diagnostics_["centred"] is False
 
 
@@ -142,7 +217,7 @@ def test_bootstrap__replicates_are_of_the_return(model, store):
     state, action = np.array([[0.0, 0.0], [1.0, -1.0]]), np.zeros((2, 1))
 
     def mean(fitted):
-        return fitted.embedding(state, action, accept=["separation", "coverage"]).recover().mean()
+        return fitted.embedding(state, action, accept=tuple(CODES)).recover().mean()
 
     draws = model.bootstrap(store, CASE.target, 4, progress="none").apply(mean)
     assert draws.estimate.shape == (2, 2)
@@ -151,9 +226,35 @@ def test_bootstrap__replicates_are_of_the_return(model, store):
     assert (np.abs(draws.values - draws.estimate) < 1.0).all()
 
 
-def test_compare__refuses_centred_estimators(store):
-    with pytest.raises(ValueError, match="centring='none'"):
-        compare(store, {"target": CASE.target}, ([[0.0, 0.0]], None), KEDRL(0.8, centring="auto"))
+def test_compare__simulated_laws_of_each_policy(store):
+    kernel = Matern(length_scale=(2.0, 2.0, 3.0))
+    estimator = KEDRL(CASE.discount, construction="separated", input_kernel=kernel, **SIZES)
+    targets = {"logged": CASE.behaviour, "target": CASE.target}
+    at = np.zeros((2, 2)), None
+    found = compare(store, targets, at, estimator, n_replicates=0, accept=tuple(CODES), progress="none")
+    for name, law in found.laws.items():
+        assert isinstance(law, SimulatedLaw)
+        alone = found.models[name].recover(at[0], targets[name], accept=tuple(CODES))
+        np.testing.assert_array_equal(law.weights, alone.weights)
+    table = found.table.query("summary == 'mean' and input == 0 and coordinate == 0").set_index("policy")
+    assert table.loc["target", "value"] == pytest.approx(found.laws["target"].mean()[0, 0])
+    assert found.dataset["atoms"].dims == ("policy", "input", "atom", "coordinate")
+    assert (found.distance["mmd"] > 0).all()
+    assert (found.support[["edge_low", "edge_high"]] <= 1).all(axis=None)
+    averaged = compare(
+        store, targets, at, estimator, average=True, n_replicates=0, accept=tuple(CODES), progress="none"
+    )
+    assert averaged.dataset.sizes["input"] == 1
+
+
+def test_compare__intervals_are_of_plain_fits(store):
+    estimator = KEDRL(CASE.discount, input_kernel=Matern(length_scale=(2.0, 2.0, 3.0)), **SIZES)
+    found = compare(
+        store, {"target": CASE.target}, (np.zeros((1, 2)), None), estimator,
+        n_replicates=2, accept=tuple(CODES), progress="none",
+    )  # fmt: skip
+    model = found.models["target"]
+    assert (model.centring, model.construction, model.simulator_) == ("none", "separated", None)
 
 
 def test_grown_stores__keep_the_pilot_of_their_first_rows(store, tmp_path):

@@ -32,7 +32,7 @@ def fitted(tmp_path_factory):
         if (system, construction) not in made:
             path = tmp_path_factory.mktemp("systems") / "store"
             store = simulation.write(path, PAIR, n, system=simulation.SYSTEMS[system])
-            model = KEDRL(simulation.DISCOUNT, construction=construction, **KERNELS, **SIZES)
+            model = KEDRL(simulation.DISCOUNT, construction=construction, centring="none", **KERNELS, **SIZES)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", SeparationWarning)
                 model.fit(store, PAIR.target, executor=ThreadExecutor(2), progress="none")

@@ -59,7 +59,7 @@ def models(store, policy, kernels):
 def fit(store, policy, kernels, **settings):
     """Every input is a landmark; the trend is linear."""
     given = exact_settings(store, kernels) | {"n_blocks": 6, "conditioning": some_points()}
-    model = KEDRL(DISCOUNT, **(given | {"reward_trend": "linear"} | settings))
+    model = KEDRL(DISCOUNT, **(given | {"reward_trend": "linear", "centring": "none"} | settings))
     return model.fit(store, policy, executor=ThreadExecutor(2), progress="none")
 
 
@@ -151,7 +151,7 @@ def test_replicates__around_their_own_trend_up_to_one_over_n(tmp_path):
     store = simulation.write(tmp_path / "data", pair, 4_000, seed=1)
     sizes = {"n_basis": 20, "n_landmarks": 80, "n_atoms": 20, "n_features": 32, "n_conditioning": 100}
     sizes |= {"n_blocks": 5, "input_kernel": Matern(5.5, 3.0), "return_kernel": Matern(5.5, 3.0)}
-    model = KEDRL(0.7, reward_trend="linear", **sizes)
+    model = KEDRL(0.7, reward_trend="linear", centring="none", **sizes)
     model.fit(store, pair.target, executor=ThreadExecutor(2), progress="none")
     t, operators = store.transitions(), model.operators_
     around = operators.trend
@@ -190,7 +190,8 @@ def test_trend__is_of_all_transitions(tmp_path, monkeypatch):
     settings = {"n_basis": 20, "n_landmarks": 40, "n_atoms": 20, "n_features": 16, "reward_trend": "linear"}
     settings |= {"input_kernel": Matern(5.5, 3.0), "ridge_gamma": 1e-3, "n_blocks": 3, "n_conditioning": 50}
     target = simulation.PAIRS["uniform-gaussian"].target
-    model = KEDRL(0.7, **settings).fit(store, target, executor=ThreadExecutor(2), progress="none")
+    model = KEDRL(0.7, **({"centring": "none"} | settings))
+    model.fit(store, target, executor=ThreadExecutor(2), progress="none")
     t = store.transitions()
     close(model.operators_.trend.trend(t.inputs), LinearTrend.fit(t.inputs, t.reward)(t.inputs))
 
@@ -299,7 +300,7 @@ SMALL = {
 
 
 def small_fit(store, policy, executor=None, cache=None, **settings):
-    model = KEDRL(0.6, **(SMALL | settings))
+    model = KEDRL(0.6, **(SMALL | {"centring": "none"} | settings))
     return model.fit(store, policy, executor=executor or ThreadExecutor(2), cache=cache, progress="none")
 
 
@@ -467,7 +468,7 @@ def errors_of_both(path, seed, at, expected, system=simulation.PAPER_SYSTEM):
     given["n_blocks"] = 5
     found = []
     for trend in ("none", "linear"):
-        model = KEDRL(simulation.DISCOUNT, reward_trend=trend, **given)
+        model = KEDRL(simulation.DISCOUNT, reward_trend=trend, centring="none", **given)
         model.fit(store, PAIR.target, executor=ThreadExecutor(2), progress="none")
         found.append(truth.embedding_errors(model.embed(*POINTS, at=at), expected)["rmse"].mean())
     return found
