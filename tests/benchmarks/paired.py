@@ -132,8 +132,8 @@ def against_literal(folder):
     kernel = Matern(2.5, 4.0)
     model = KEDRL(
         simulation.DISCOUNT, input_kernel=kernel, return_kernel=PAIR.settings.kernel, construction="paired",
-        centring="none", paired_form="contracted", n_atoms=m, n_basis=n_basis, n_landmarks=n, n_features=128, n_draws=2,
-        ridge_gamma=1e-3, ridge_b=1e-6, precision="double",
+        centring="none", paired_form="contracted", n_atoms=m, n_basis=n_basis, n_landmarks=n, n_features=128,
+        n_draws=2, ridge_gamma=1e-3, ridge_b=1e-6, precision="double",
     )  # fmt: skip
     model.fit(store, PAIR.target, cache=Path(folder) / "cache", progress="none")
     problem, t = captured[0], store.transitions()
