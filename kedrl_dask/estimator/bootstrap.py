@@ -183,8 +183,7 @@ class Bootstrap(Generic[Model]):
     def _with(self, fitted: FittedModel) -> Model:
         """The model without simulated returns, which would be the same in every replicate."""
         replica = copy(self.model)
-        plain = fitted.diagnostics | {"simulation": None}
-        replica.fitted_ = replace(fitted, simulator=None, diagnostics=plain)
+        replica.fitted_ = replace(fitted, simulator=None)
         return replica
 
 

@@ -21,8 +21,7 @@ from kedrl_dask.estimator.fit.pipeline import Request, workspace
 from kedrl_dask.estimator.fit.planning import plan_fit
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit_model import fit_model
-from kedrl_dask.estimator.fitted import persistence
-from kedrl_dask.estimator.fitted.answers import FittedEmbedding, FittedLaw, RecoveryMethod, fitted_embedding
+from kedrl_dask.estimator.fitted import answers, persistence
 from kedrl_dask.estimator.fitted.model import FittedAttributes
 from kedrl_dask.estimator.fitted.notebook import fit_html
 from kedrl_dask.estimator.parameters import Conditioning
@@ -351,7 +350,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
 
     def embedding(
         self, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
-    ) -> FittedEmbedding:
+    ) -> answers.FittedEmbedding:
         """The fitted embeddings as elements of the RKHS: expectations, distances, averages, recovered laws.
 
         With a policy in place of actions, the embeddings are averaged over a ~ π(·|s) at each state. They are
@@ -360,16 +359,16 @@ class KEDRL(FittedAttributes, BaseEstimator):
         :class:`kedrl_dask.numerics.laws.functionals.Embedding`.
         """
         check_is_fitted(self)
-        return fitted_embedding(self.fitted_, state, action, accept)
+        return answers.fitted_embedding(self.fitted_, state, action, accept)
 
     def recover(
         self,
         state: npt.ArrayLike,
         action: npt.ArrayLike | Policy,
         accept: Sequence[str] = (),
-        method: RecoveryMethod = "auto",
+        method: answers.RecoveryMethod = "auto",
         **settings: Any,
-    ) -> FittedLaw:
+    ) -> answers.FittedLaw:
         """Probability laws near the fitted embedding at each input (sec:stat_recovery), refused like it.
 
         With ``method="simulated"``, simulated returns of each input are weighted so that their law has nearly
@@ -378,7 +377,8 @@ class KEDRL(FittedAttributes, BaseEstimator):
         the first if the model can simulate and no such settings are given. The laws have ``mean()``,
         ``covariance()``, ``cdf``, ``quantile``, ``cvar``, ``density``, ``pmf``, ``prob`` and ``findings``.
         """
-        return self.embedding(state, action, accept).recover(method, **settings)
+        check_is_fitted(self)
+        return answers.fitted_law(self.fitted_, state, action, accept, method, settings)
 
     def bellman_risk(self, state: npt.ArrayLike, action: npt.ArrayLike) -> Vector:
         """Squared projected Bellman residual (eq:generalization_metric) at each input; (n,).

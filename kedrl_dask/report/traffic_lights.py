@@ -73,6 +73,7 @@ def _capitalised(text: str) -> str:
 def _evidence(content: Content, name: str) -> Evidence:
     """What is known of a policy from its diagnostics and, unless they were refused, from the answers."""
     evidence: Evidence = {"simulation": None, **content.diagnostics[name], "settings": content.settings}
+    evidence["is_simulated"] = evidence["simulation"] is not None
     if content.dataset is None:
         return evidence
     law = content.dataset.sel(policy=name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self
@@ -107,10 +107,8 @@ class FittedEmbedding(Embedding):
             alone, the penalty λ_KL on departures from the simulation, which the fit has chosen.
         """
         check_word("recover: method", method, ("auto", "simulated", "grid"))
-        can_simulate = self.model.simulator is not None
-        if method == "auto":
-            method = "simulated" if can_simulate and settings.keys() <= {"divergence"} else "grid"
-        law = self._simulated(**settings) if method == "simulated" else super().recover(**settings)
+        is_simulated = simulates(self.model, method, settings)
+        law = self._simulated(**settings) if is_simulated else super().recover(**settings)
         enforce(objections({"converged": law.converged, "gap": law.gap}), self.accepted)
         values = {part.name: getattr(law, part.name) for part in fields(law)}
         kind = SimulatedLaw if isinstance(law, Tilted) else FittedLaw
@@ -147,20 +145,44 @@ class FittedEmbedding(Embedding):
 
 
 def fitted_embedding(
-    model: FittedModel, state: npt.ArrayLike, action: npt.ArrayLike | Policy, accept: Sequence[str] = ()
+    model: FittedModel,
+    state: npt.ArrayLike,
+    action: npt.ArrayLike | Policy,
+    accept: Sequence[str] = (),
+    for_simulated: bool = False,
 ) -> FittedEmbedding:
-    """See :meth:`kedrl_dask.KEDRL.embedding`."""
+    """See :meth:`kedrl_dask.KEDRL.embedding`; ``for_simulated`` laws need not rely on its accuracy."""
     if isinstance(action, Policy):
         coefficients: Weights = sections_at(model, state, action) @ model.coefficients
     else:
         coefficients = model.weights(model.inputs(state, action))
     # A bootstrap judges the fit, not each replicate: one bad replicate must not lose the others.
     accepted = tuple(CODES) if model.is_replicate else accept
-    evidence = {**fit_evidence(model), "mass": coefficients.sum(axis=1)}
+    evidence = {**fit_evidence(model), "is_simulated": for_simulated, "mass": coefficients.sum(axis=1)}
     found = enforce(objections(evidence), accepted)
     origin = Origin(*stored_inputs(model, state, action))
     fixed = coefficients, model.grid, model.return_kernel, found, tuple(accepted), model, origin
     return FittedEmbedding(*fixed, shift=shift_at(model, state))
+
+
+def fitted_law(
+    model: FittedModel,
+    state: npt.ArrayLike,
+    action: npt.ArrayLike | Policy,
+    accept: Sequence[str],
+    method: RecoveryMethod,
+    settings: Mapping[str, Any],
+) -> FittedLaw:
+    """See :meth:`kedrl_dask.KEDRL.recover`."""
+    embedding = fitted_embedding(model, state, action, accept, simulates(model, method, settings))
+    return embedding.recover(method, **settings)
+
+
+def simulates(model: FittedModel, method: RecoveryMethod, settings: Mapping[str, object]) -> bool:
+    """Whether a method with these settings weights simulated returns."""
+    if method == "auto":
+        return model.simulator is not None and settings.keys() <= {"divergence"}
+    return method == "simulated"
 
 
 def stored_inputs(

@@ -17,6 +17,7 @@ import numpy as np
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.numerics.criterion.separation_test import SeparationWarning
 from kedrl_dask.numerics.laws.recovery import LARGE_RESIDUAL, Recovered
+from kedrl_dask.numerics.laws.tilting import Tilted
 from kedrl_dask.numerics.solvers import AdamW, Result, by_name
 from kedrl_dask.utils.arrays import Mask, Record, Vector
 from kedrl_dask.utils.checks import is_word, shown
@@ -176,7 +177,8 @@ def did_its_work(model: FittedModel) -> bool:
 def fit_evidence(model: FittedModel) -> Evidence:
     """What is known of a fit, whatever the input."""
     # Models of version one do not say that they are not centred.
-    return {"centred": False, "simulation": None, **model.diagnostics, "settings": vars(model.settings)}
+    known = {"centred": False, "simulation": None, "is_simulated": model.simulator is not None}
+    return {**known, **model.diagnostics, "settings": vars(model.settings)}
 
 
 def law_evidence(law: Recovered) -> Evidence:
@@ -187,6 +189,7 @@ def law_evidence(law: Recovered) -> Evidence:
         "relative_residual": law.relative_residual,
         "sensitive": law.flags["sensitive"],
         "second_specification": law.second_specification,
+        "is_simulated": isinstance(law, Tilted),
     }
 
 
@@ -296,13 +299,8 @@ def _separation(separation: Record, settings: Record) -> Verdict:
     "Bellman residual, amplified over the horizon",
     "use centring='auto', more data, larger n_landmarks, n_basis and n_atoms, or a smaller discount",
 )
-def _accuracy(
-    held_out: Record, return_kernel: Record, settings: Record, simulation: Record | None
-) -> Verdict:
-    """An error of one step adds up over 1/(1 − γ) of them: a small residual alone says little.
-
-    Laws on simulated returns do not rely on the embedding where it is not accurate.
-    """
+def _accuracy(held_out: Record, return_kernel: Record, settings: Record, is_simulated: bool) -> Verdict:
+    """An error of one step adds up over 1/(1 − γ) of them; simulated laws do not rely on a bad embedding."""
     horizon, risk = 1 / (1 - settings["discount"]), held_out["bellman_risk"]
     amplified = np.nan if risk is None else float(np.sqrt(risk)) * horizon / return_kernel["sigma"]
     figures = (
@@ -311,7 +309,7 @@ def _accuracy(
     )
     if amplified <= LARGE_AMPLIFIED:
         return Verdict("good", f"{figures}, at most {LARGE_AMPLIFIED}")
-    if simulation is not None:
+    if is_simulated:
         return Verdict(
             "warn",
             "laws are those of simulated returns alone, as the embedding may be far from the true one: "

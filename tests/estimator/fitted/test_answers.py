@@ -149,7 +149,7 @@ def test_accuracy__wrong_answers_at_a_long_horizon_are_refused(tmp_path):
     case = CASES["bistable"]
     sizes = {"n_atoms": 40, "n_basis": 60, "n_landmarks": 100, "n_features": 64}
     kernel = Matern(length_scale=(1.5, 3.0))
-    model = KEDRL(case.discount, construction="separated", input_kernel=kernel, **sizes)
+    model = KEDRL(case.discount, construction="separated", centring="none", input_kernel=kernel, **sizes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SeparationWarning)
         model.fit(case.write(tmp_path / "log", 3_000, seed=0), case.target, progress="none")
@@ -160,6 +160,25 @@ def test_accuracy__wrong_answers_at_a_long_horizon_are_refused(tmp_path):
     law = model.recover(known.state, known.action, accept=tuple(CODES))
     error = np.abs(law.mean() - known.returns.mean(axis=1)) / known.returns.std(axis=1)
     assert error.mean() > 0.3
+
+
+def test_accuracy__laws_of_simulated_returns_are_warned_of(model):
+    model.diagnostics_.update(BAD["accuracy"][0])
+    evidence = fit_evidence(model.fitted_)
+    assert evidence["is_simulated"] is False
+    found = {f.code: f for f in judge(evidence | {"is_simulated": True})}["accuracy"]
+    assert found.severity == "warn"
+    assert found.sentence.startswith("laws are those of simulated returns alone")
+
+
+@pytest.mark.parametrize(("distance", "severity"), [(0.6, "good"), (0.61, "refuse"), (np.nan, "refuse")])
+def test_disagreement__is_refused(model, distance, severity):
+    simulation = {"inputs": 20, "distance": {"mean": distance}}
+    evidence = fit_evidence(model.fitted_) | {"simulation": simulation}
+    found = {f.code: f for f in judge(evidence)}["disagreement"]
+    assert found.severity == severity
+    assert "at 20 held-out inputs" in found.sentence
+    assert {f.code: f for f in judge(fit_evidence(model.fitted_))}["disagreement"].severity == "good"
 
 
 def test_paired_construction__is_what_separation_asks_for(model):
