@@ -38,7 +38,7 @@ def exact_settings(store, kernels):
 
 
 def fit(store, policy, kernels, **settings):
-    model = KEDRL(DISCOUNT, **(exact_settings(store, kernels) | settings))
+    model = KEDRL(DISCOUNT, **({"centring": "none"} | exact_settings(store, kernels) | settings))
     return model.fit(store, policy, executor=ThreadExecutor(2), progress="none")
 
 
@@ -237,7 +237,7 @@ def test_batch_gradient__mean_over_batches_is_the_gradient(store, policy, kernel
 def test_residency__does_not_matter(precision, store, policy, kernels, capture, tmp_path):
     """Chunks in memory, read for every product, or computed for every product."""
     settings = {"precision": precision, "solver": PCG()}
-    model = KEDRL(DISCOUNT, **(exact_settings(store, kernels) | settings))
+    model = KEDRL(DISCOUNT, **({"centring": "none"} | exact_settings(store, kernels) | settings))
     model.fit(store, policy, executor=ThreadExecutor(2), cache=tmp_path / "cache", progress="none")
     resident = capture[0]
     executor, points, groups, _, *rest = resident.arguments

@@ -61,7 +61,7 @@ def fit(path, rows, policy=POLICY, **settings):
         for category in ALOUD:
             warnings.simplefilter("always", category)
         store = TransitionStore.from_arrays(path, **rows)
-        model = KEDRL(**(SETTINGS | settings)).fit(store, policy, progress="none")
+        model = KEDRL(**({"centring": "none"} | SETTINGS | settings)).fit(store, policy, progress="none")
     return store, model, said
 
 

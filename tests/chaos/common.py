@@ -21,6 +21,7 @@ TOLERANCE = 1e-8
 INPUTS = np.linspace(-0.6, 0.6, 4 * 5).reshape(4, 5), np.linspace(-0.3, 0.3, 4)[:, None]
 POINTS = np.linspace(-1.0, 1.0, 6)
 SIZES = {
+    "centring": "none",
     "discount": 0.7,
     "input_kernel": Matern(5.5, 3.0),
     "return_kernel": Matern(5.5, 1.25, 0.85),

@@ -40,7 +40,7 @@ def run_overhead(work, n_transitions, repeats):
     for name, how in context.items():
         with how():
             stores[name] = simulation.write(Path(work) / f"overhead-{name}", PAIR, n_transitions, seed=0)
-    model = KEDRL(0.7, return_kernel=PAIR.settings.kernel)
+    model = KEDRL(0.7, centring="none", return_kernel=PAIR.settings.kernel)
     wall, processor = ({name: [] for name in context} for _ in range(2))
     for i in range(repeats + 1):
         for name, how in context.items():

@@ -42,7 +42,9 @@ def run(store, given=POLICIES, at=(STATE, ACTION), n_replicates=0, settings=SETT
         "progress": "none",
         "cache": store.path.parent / "all",
     } | options
-    return compare(store, given, at, KEDRL(0.6, **settings), n_replicates=n_replicates, **options)
+    return compare(
+        store, given, at, KEDRL(0.6, centring="none", **settings), n_replicates=n_replicates, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def fits(store):
     found = {}
     for name, policy in POLICIES.items():
         own = {"executor": ThreadExecutor(1), "progress": "none"}
-        model = KEDRL(0.6, **SETTINGS).fit(store, policy, **own)
+        model = KEDRL(0.6, centring="none", **SETTINGS).fit(store, policy, **own)
         found[name] = model, model.bootstrap(store, policy, n_replicates=REPLICATES, **own)
     return found
 

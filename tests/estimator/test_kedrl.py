@@ -30,7 +30,7 @@ AUTO = {"input_kernel": "auto", "return_kernel": "auto", "ridge_gamma": "auto"}
 
 
 def small_model(discount=0.6, **settings):
-    return KEDRL(discount, **({"construction": "separated"} | SMALL | settings))
+    return KEDRL(discount, **({"centring": "none", "construction": "separated"} | SMALL | settings))
 
 
 def fit(store, policy, executor=None, **settings):
@@ -90,7 +90,7 @@ def difference(first, second):
 
 @pytest.mark.slow
 def test_fit__only_discount_and_policy(store, policy):
-    model = KEDRL(0.6, n_atoms=20).fit(store, policy, progress="none")
+    model = KEDRL(0.6, centring="none", n_atoms=20).fit(store, policy, progress="none")
     assert model.solution_.result.ok
     assert model.coefficients_.shape == (len(model.basis_), 20)
     held_out = model.diagnostics_["held_out"]
@@ -423,7 +423,9 @@ def test_weights__not_fitted():
 )
 def test_fit__bad_setting(store, policy, settings, message):
     with pytest.raises(ValueError, match=message):
-        KEDRL(**({"discount": 0.6} | AUTOMATIC | settings)).fit(store, policy, progress="none")
+        KEDRL(**({"centring": "none", "discount": 0.6} | AUTOMATIC | settings)).fit(
+            store, policy, progress="none"
+        )
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def undisturbed(data):
 
 
 def fit(store, policy, run=None, discount=0.9, **parameters):
-    model = KEDRL(discount, **{**SIZES, **parameters})
+    model = KEDRL(discount, centring="none", **{**SIZES, **parameters})
     options = {} if run is None else {"run": run, "checkpoint_seconds": 0.0}
     return model.fit(store, policy, executor=ThreadExecutor(2), progress="none", **options)
 
@@ -476,7 +476,7 @@ def waiting(*arguments):
 waiting.__name__ = function.__name__
 setattr(module, name, waiting)
 policy = policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
-KEDRL(0.9, **{**SIZES, **KINDS["lbfgs"]}).fit(store, policy, run=run, progress="none")
+KEDRL(0.9, centring="none", **{**SIZES, **KINDS["lbfgs"]}).fit(store, policy, run=run, progress="none")
 """
 
 

@@ -47,7 +47,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(store):
-    model = KEDRL(0.7, return_kernel=PAIR.settings.kernel, **SIZES)
+    model = KEDRL(0.7, centring="none", return_kernel=PAIR.settings.kernel, **SIZES)
     return model.fit(store, PAIR.target, progress="none")
 
 
@@ -55,7 +55,7 @@ def model(store):
 def adamw_model(store):
     kernel = PAIR.settings.kernel
     given = {"input_kernel": kernel, "return_kernel": kernel, "ridge_gamma": 1e-3}
-    model = KEDRL(0.7, solver=AdamW(n_iterations=120), **given, **SIZES)
+    model = KEDRL(0.7, centring="none", solver=AdamW(n_iterations=120), **given, **SIZES)
     return model.fit(store, PAIR.target, progress="none")
 
 
@@ -262,7 +262,9 @@ def test_compared__refused(two_laws, call, message):
 def test_density_ratio__ratios_and_effective_sample_size(store, tmp_path):
     kernel = PAIR.settings.kernel
     given = {"input_kernel": kernel, "return_kernel": kernel, "ridge_gamma": 1e-3}
-    ratio = KEDRL(0.7, continuation="ratio", **given, **SIZES).fit(store, PAIR.target, progress="none")
+    ratio = KEDRL(0.7, centring="none", continuation="ratio", **given, **SIZES).fit(
+        store, PAIR.target, progress="none"
+    )
     figure = plots.density_ratio(ratio, store)
     left, right = check_labels(figure, tmp_path)
     assert sum(bar.get_height() for bar in left.patches) == store.n_transitions

@@ -35,6 +35,7 @@ weights = [[0.1], [0.1]]
 half_width = 0.5
 
 [settings]
+centring = "none"
 n_atoms = 12
 n_basis = 16
 n_landmarks = 24

@@ -11,7 +11,7 @@ SIZES = {"n_atoms": 8, "n_basis": 10, "n_landmarks": 16, "n_features": 12, "n_bl
 
 @pytest.mark.filterwarnings("ignore:reward and continuation")
 def test_model__shows_settings_and_then_what_the_fit_found(small_store):
-    model = KEDRL(0.6, input_kernel=Matern(2.5, 1.5), **SIZES)
+    model = KEDRL(0.6, centring="none", input_kernel=Matern(2.5, 1.5), **SIZES)
     assert "Bellman risk" not in model._repr_html_()
     assert "KEDRL" in model._repr_mimebundle_()["text/html"]
     policy = policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.1, scale=0.3)
@@ -25,7 +25,7 @@ def test_model__shows_settings_and_then_what_the_fit_found(small_store):
 
 
 def test_plan_and_store__are_tables(small_store):
-    plan = KEDRL(0.6, **SIZES).plan(small_store, calibrate=False)
+    plan = KEDRL(0.6, centring="none", **SIZES).plan(small_store, calibrate=False)
     for shown in (plan._repr_html_(), small_store._repr_html_()):
         assert shown.startswith("<table>")
     assert "streaming pass" in plan._repr_html_()

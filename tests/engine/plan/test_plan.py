@@ -207,7 +207,7 @@ def test_plan__short_of_memory_takes_more_shards():
 
 def test_model_plan__measures_and_does_not_fit(tmp_path):
     store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(30, 9))
-    model = KEDRL(0.6, n_atoms=10)
+    model = KEDRL(0.6, centring="none", n_atoms=10)
     measured = model.plan(store, executor=ThreadExecutor(2), memory="2 GiB")
     assert measured.budget == 2 * GIB
     assert measured.sizes.n_transitions == store.n_transitions
@@ -221,7 +221,7 @@ def test_model_plan__measures_and_does_not_fit(tmp_path):
 def test_fit__over_budget_is_refused_before_work(tmp_path, policy):
     store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(30, 9))
     with pytest.raises(PlanError, match="raise memory"):
-        KEDRL(0.6, n_features=10**6).fit(
+        KEDRL(0.6, centring="none", n_features=10**6).fit(
             store, policy, executor=ThreadExecutor(2), memory="1 GiB", progress="none"
         )
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
@@ -238,7 +238,8 @@ pair = simulation.PAIRS["uniform-gaussian"]
 settings = json.loads(sys.argv[2])
 store = simulation.write(sys.argv[1], pair, settings.pop("n_transitions", 60_000))
 # Memory does not depend on the number of iterations.
-model = KEDRL(0.7, return_kernel=pair.settings.kernel, solver=PCG(max_iterations=3), **settings)
+settings |= {"centring": "none", "solver": PCG(max_iterations=3)}
+model = KEDRL(0.7, return_kernel=pair.settings.kernel, **settings)
 model.fit(store, pair.target, executor=ThreadExecutor(2), progress="none")
 print(json.dumps([model.plan_.memory, peak_memory()]))
 """

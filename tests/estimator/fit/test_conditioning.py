@@ -28,7 +28,7 @@ WEIGHTS = np.arange(1.0, 8.0)
 
 
 def settings(**given):
-    return Settings(**KEDRL(0.6, **given).get_params(deep=False))
+    return Settings(**KEDRL(0.6, centring="none", **given).get_params(deep=False))
 
 
 def choose(store, kernel=KERNEL, **given):
@@ -36,7 +36,7 @@ def choose(store, kernel=KERNEL, **given):
 
 
 def fit(store, policy, **given):
-    model = KEDRL(0.6, **(SMALL | given))
+    model = KEDRL(0.6, **({"centring": "none"} | SMALL | given))
     return model.fit(store, policy, executor=ThreadExecutor(1), progress="none")
 
 

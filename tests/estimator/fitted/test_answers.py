@@ -58,7 +58,7 @@ def store(tmp_path_factory):
 
 
 def fit(store, policy=POLICY, **settings):
-    model = KEDRL(0.6, **(SETTINGS | settings))
+    model = KEDRL(0.6, **({"centring": "none"} | SETTINGS | settings))
     return model.fit(store, policy, executor=ThreadExecutor(1), progress="none")
 
 
@@ -413,7 +413,7 @@ def test_bias__explains_what_smoothing_does_to_a_tail_probability(tmp_path):
     sizes = {"n_atoms": 60, "n_basis": 80, "n_landmarks": 100, "n_features": 64, "n_conditioning": 200}
     sizes |= {"n_blocks": 4, "ridge_gamma": 1e-3}
     kernel = Matern(5.5, (4.5, 4.5, 4.5, 4.5, 4.5, 4.5))
-    model = KEDRL(0.7, input_kernel=kernel, **sizes)
+    model = KEDRL(0.7, centring="none", input_kernel=kernel, **sizes)
     model.fit(store, pair.target, executor=ThreadExecutor(1), progress="none")
     state, action = evaluation_points("uniform-gaussian")
     law = truth.return_law(state, action, pair.target, 0.7)

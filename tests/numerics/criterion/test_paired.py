@@ -57,7 +57,7 @@ def ended(tmp_path_factory):
 
 def fit(store, policy, kernels, form, executor=None, cache=None, **settings):
     given = exact_settings(store, kernels) | {"construction": "paired", "paired_form": form} | settings
-    model = KEDRL(DISCOUNT, **given)
+    model = KEDRL(DISCOUNT, centring="none", **given)
     return model.fit(store, policy, executor=executor or ThreadExecutor(2), cache=cache, progress="none")
 
 
@@ -133,7 +133,7 @@ def test_minimiser(fitted, oracle, form):
 
 
 def test_minimiser__differs_from_the_separated_one(ended, policy, kernels, cache):
-    separated = KEDRL(DISCOUNT, **exact_settings(ended, kernels))
+    separated = KEDRL(DISCOUNT, centring="none", **exact_settings(ended, kernels))
     separated.fit(ended, policy, executor=ThreadExecutor(2), cache=cache, progress="none")
     paired = fit(ended, policy, kernels, "contracted", cache=cache)
     difference = np.linalg.norm(paired.coefficients_ - separated.coefficients_)
@@ -245,7 +245,7 @@ def test_cache__second_discount_needs_no_contraction(ended, policy, kernels, cac
         raise AssertionError("contracted again")
 
     monkeypatch.setattr("kedrl_dask.estimator.fit.paired.contract_link", refuse)
-    other = KEDRL(0.5, **(exact_settings(ended, kernels) | {"construction": "paired"}))
+    other = KEDRL(0.5, **({"centring": "none"} | exact_settings(ended, kernels) | {"construction": "paired"}))
     other.set_params(paired_form="contracted")
     other.fit(ended, policy, executor=ThreadExecutor(2), cache=cache, progress="none")
     assert np.linalg.norm(other.coefficients_ - first.coefficients_) > 1e-3

@@ -101,7 +101,9 @@ def store(tmp_path_factory):
 
 @pytest.mark.slow
 def test_fit__automatic_sizes_are_used_recorded_and_planned_for(store, policy, tmp_path):
-    model = KEDRL(0.6, **AUTO, **FEW).fit(store, policy, progress="none", cache=tmp_path / "cache")
+    model = KEDRL(0.6, centring="none", **AUTO, **FEW).fit(
+        store, policy, progress="none", cache=tmp_path / "cache"
+    )
     tuning, sizes = model.diagnostics_["tuning"], model.diagnostics_["sizes"]
     assert {"input_kernel", "ridge_gamma", *AUTO} == set(tuning)
     assert sizes["atoms"] == tuning["n_atoms"]["size"] == model.plan_.sizes.n_atoms
@@ -109,16 +111,18 @@ def test_fit__automatic_sizes_are_used_recorded_and_planned_for(store, policy, t
     # Points that the others explain are left out.
     assert sizes["landmarks"] <= tuning["n_landmarks"]["size"] == model.plan_.sizes.n_landmarks
     assert len(model.basis_) <= tuning["n_basis"]["size"] == model.plan_.sizes.n_basis
-    again = KEDRL(0.6, **AUTO, **FEW).fit(store, policy, progress="none", cache=tmp_path / "cache")
+    again = KEDRL(0.6, centring="none", **AUTO, **FEW).fit(
+        store, policy, progress="none", cache=tmp_path / "cache"
+    )
     np.testing.assert_array_equal(again.coefficients_, model.coefficients_)
     given = {name: tuning[name]["size"] for name in AUTO}
-    same = KEDRL(0.6, **given, **FEW).fit(store, policy, progress="none")
+    same = KEDRL(0.6, centring="none", **given, **FEW).fit(store, policy, progress="none")
     np.testing.assert_array_equal(same.coefficients_, model.coefficients_)
     assert not set(AUTO) & set(same.diagnostics_["tuning"])
 
 
 def test_plan__automatic_sizes_are_planned_at_their_largest(store):
-    sizes = KEDRL(0.6, **AUTO).plan(store, calibrate=False).sizes
+    sizes = KEDRL(0.6, centring="none", **AUTO).plan(store, calibrate=False).sizes
     assert (sizes.n_atoms, sizes.n_features) == (400, 2_048)
     assert (sizes.n_basis, sizes.n_landmarks) == (240, 240)  # there are no more transitions
 
@@ -126,7 +130,7 @@ def test_plan__automatic_sizes_are_planned_at_their_largest(store):
 def test_fit__given_grid_leaves_no_atoms_to_choose(store, policy):
     grid = RNG.normal(size=(15, 2))
     sizes = {"n_atoms": "auto", "n_basis": 10, "n_landmarks": 20, "n_features": 16}
-    model = KEDRL(0.6, grid=grid, input_kernel=Matern(2.5, 1.5), **sizes, **FEW)
+    model = KEDRL(0.6, centring="none", grid=grid, input_kernel=Matern(2.5, 1.5), **sizes, **FEW)
     model.fit(store, policy, progress="none")
     assert "n_atoms" not in model.diagnostics_["tuning"]
     np.testing.assert_array_equal(model.grid_, grid)
@@ -135,4 +139,4 @@ def test_fit__given_grid_leaves_no_atoms_to_choose(store, policy):
 def test_fit__bad_size(store, policy):
     for name, value in product(sizing.MOST, ["large", 0, 2.5, True]):
         with pytest.raises(ValueError, match=f"{name} must be 'auto' or an integer ≥ 1, got {value!r}"):
-            KEDRL(0.6, **{name: value}).fit(store, policy, progress="none")
+            KEDRL(0.6, centring="none", **{name: value}).fit(store, policy, progress="none")

@@ -421,7 +421,9 @@ def test_summaries__refused(law, call, message):
 def test_model__recovers_and_bootstraps(tmp_path, policy, kernels):
     store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(n_episodes=6, length=5))
     given = exact_settings(store, kernels) | {"n_blocks": 6, "conditioning": some_points()}
-    model = KEDRL(DISCOUNT, **given).fit(store, policy, executor=ThreadExecutor(2), progress="none")
+    model = KEDRL(DISCOUNT, centring="none", **given).fit(
+        store, policy, executor=ThreadExecutor(2), progress="none"
+    )
     inputs = np.zeros((3, 2)), np.linspace(-0.5, 0.5, 3)[:, None]
     # Thirty transitions: nothing is accurate, the grid covers little, and coefficients are off.
     accept = ("accuracy", "coverage", "mass")

@@ -422,7 +422,7 @@ def test_fit__with_a_regressor_is_that_with_its_numbers(small_store, kernels):
     state = small_store.transitions().inputs[:, :2]
     estimator = LinearRegression().fit(state, state @ [0.2, -0.1] + 0.1)
     found, wanted = (
-        KEDRL(0.9, **fixed, **sizes).fit(small_store, policy, progress="none")
+        KEDRL(0.9, centring="none", **fixed, **sizes).fit(small_store, policy, progress="none")
         for policy in (
             policies.Regressor(estimator, scale=0.3),
             policies.Gaussian([0.2, -0.1], bias=0.1, scale=0.3),

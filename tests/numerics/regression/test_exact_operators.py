@@ -67,7 +67,7 @@ def fit(store, policy, kernels, executor=None, cache=None, **settings):
         "grid": np.random.default_rng(3).standard_normal((4, store.reward_dim)), "chunk_points": 7,
         "solver": PCG(tolerance=1e-13),
     }  # fmt: skip
-    model = KEDRL(DISCOUNT, **(defaults | settings))
+    model = KEDRL(DISCOUNT, **({"centring": "none"} | defaults | settings))
     return model.fit(store, policy, executor=executor or ThreadExecutor(2), cache=cache, progress="none")
 
 
@@ -442,7 +442,7 @@ def test_plan__residency_of_exact_operators():
 
 def test_ranges__large_enough_to_share_kernel_evaluations_and_small_enough_for_memory():
     def chunk(n_conditioning, **settings):
-        model = KEDRL(0.6, operators="exact", n_conditioning=n_conditioning, **settings)
+        model = KEDRL(0.6, centring="none", operators="exact", n_conditioning=n_conditioning, **settings)
         return Settings(**model.get_params()).ranges(10**6)[0][1]
 
     assert chunk(200) == 200

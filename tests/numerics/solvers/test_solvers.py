@@ -192,7 +192,7 @@ def test_objective__flat_spectrum__has_no_surrogate(small_store, policy, monkeyp
     values = []
     for most in (12, 3):
         monkeypatch.setattr("kedrl_dask.numerics.criterion.preconditioner.MOST_DIRECTIONS", most)
-        model = KEDRL(0.7, **settings).fit(small_store, policy, progress="none")
+        model = KEDRL(0.7, centring="none", **settings).fit(small_store, policy, progress="none")
         values.append(model.solution_.value)
     assert len(made) == 1
     assert values[1] == pytest.approx(values[0], rel=1e-8)
