@@ -37,7 +37,6 @@ bias = 0.1
 scale = 0.3
 
 [settings]
-centring = "none"
 n_atoms = 8
 n_basis = 12
 n_landmarks = 20

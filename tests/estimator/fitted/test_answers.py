@@ -251,7 +251,9 @@ def test_bootstrap__refuses_the_fit_and_no_replicate(model, store):
     calls = []
     with pytest.raises(Refused, match="coverage"):
         replicates.apply(lambda fit: calls.append(fit) or fit.recover(STATE, ACTION).mean())
-    assert calls == [model]
+    (judged,) = calls
+    assert judged.coefficients_ is model.coefficients_
+    assert not judged.fitted_.is_replicate
 
 
 def test_recovered_law__flags_are_warnings(model):

@@ -21,6 +21,7 @@ from kedrl_dask.engine.execute.dask_client import DistributedExecutor
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.bootstrap import ExpectedWaves
 from kedrl_dask.estimator.fit.regression import RegressionSums
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
 from kedrl_dask.numerics.regression.cross_validation import RIDGES
@@ -449,10 +450,13 @@ def test_operators__exact_ones_are_refused_after_the_fit(larger, linear):
         linear.operator_blocks(np.zeros((1, 2)), np.zeros((1, 1)), exact=True, store=larger)
 
 
-def test_profile__automatic_settings_try_a_trend():
+def test_profiles__have_no_trend():
+    """The automatic settings are the defaults, but for the unit of the error; the others the paper's."""
     settings = {name: profiles.settings(PAIR, name) for name in profiles.PROFILES}
-    assert settings["auto"]["reward_trend"] == "auto"
-    assert all("reward_trend" not in settings[name] for name in ("paper", "paper-exact"))
+    assert set(settings["auto"]) == {"discount", "return_kernel", "random_state"}
+    for name in ("paper", "paper-exact"):
+        assert settings[name].items() >= VERSION_ONE.items()
+        assert "reward_trend" not in settings[name]
 
 
 PAIR = simulation.PAIRS["gaussian-uniform"]
