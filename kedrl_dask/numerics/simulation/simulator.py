@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +26,6 @@ class Simulator:
     policy: Policy
     discount: float
     seed: int
-    _last: dict[tuple[object, ...], Array] = field(default_factory=dict, repr=False)
 
     @property
     def most_returns(self) -> int:
@@ -34,17 +33,8 @@ class Simulator:
         return int(np.clip(STEPS // rewards_until(self.discount), N_RETURNS, MOST_RETURNS))
 
     def __call__(self, state: Points, action: Points | Policy, n_returns: int = N_RETURNS) -> Array:
-        """Returns (n, n_returns, d) after each state and action, or after actions of a policy there.
-
-        The last ones are kept: a bootstrap asks for the same again and again.
-        """
-        actions = id(action) if isinstance(action, Policy) else action.tobytes()
-        key = state.tobytes(), actions, n_returns
-        if key not in self._last:
-            found = np.stack([self._at(state, action, row, n_returns) for row in range(len(state))])
-            self._last.clear()
-            self._last[key] = found
-        return self._last[key]
+        """Returns (n, n_returns, d) after each state and action, or after actions of a policy there."""
+        return np.stack([self._at(state, action, row, n_returns) for row in range(len(state))])
 
     def averaged(
         self, state: Points, action: Points | Policy, weights: Weights, n_returns: int = N_RETURNS
