@@ -17,6 +17,7 @@ import kedrl_dask
 from kedrl_dask import KEDRL, Matern, TransitionStore, policies
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.engine.storage import checkpoints
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.solvers import LBFGS, PCG
 
 SIZES = {
@@ -47,7 +48,7 @@ def assert_answers(model, expected):
 
 
 def fit(store, **options):
-    model = KEDRL(0.8, construction="separated", centring="none", **SIZES)
+    model = KEDRL(0.8, **VERSION_ONE, **SIZES)
     return model.fit(store, POLICY, executor=ThreadExecutor(1), progress="none", **options)
 
 

@@ -25,10 +25,11 @@ from kedrl_dask.estimator.bootstrap import Bootstrap, Draws
 from kedrl_dask.estimator.fit.pipeline import check_policy, workspace
 from kedrl_dask.estimator.fitted import results
 from kedrl_dask.estimator.fitted.answers import N_DRAWS, fitted_embedding, sections_at
-from kedrl_dask.estimator.fitted.findings import CODES, EDGE, enforce, fit_evidence, law_evidence, objections
+from kedrl_dask.estimator.fitted.findings import enforce, fit_evidence, law_evidence, objections
 from kedrl_dask.estimator.fitted.inputs import as_stored, checked_columns, joined_inputs
 from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.fitted.persistence import parameters
+from kedrl_dask.estimator.fitted.rules import CODES, EDGE
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.kernels.matern import Matern
@@ -140,9 +141,7 @@ def compare(
             for name, policy in policies.items()
         }
         with reporter.stage("recovery"):
-            laws = {
-                name: _law(model.fitted_, *asked[name], average, recovery) for name, model in models.items()
-            }
+            laws = _laws(models, asked, average, recovery)
             sections = {}
             if n_replicates:
                 sections = {name: sections_at(model.fitted_, *asked[name]) for name, model in models.items()}
@@ -229,6 +228,19 @@ def _resampled(estimator: KEDRL) -> KEDRL:
     """The estimator as the bootstrap needs it, where it is automatic: separated and not centred."""
     plain = {name: value for name, value in VERSION_ONE.items() if getattr(estimator, name) == "auto"}
     return clone(estimator).set_params(**plain)
+
+
+def _laws(
+    models: Mapping[str, KEDRL], asked: Mapping[str, Asked], average: bool, recovery: Record
+) -> dict[str, Recovered]:
+    """Laws of each policy, on as many atoms as those of the others: fits may simulate different numbers."""
+    laws = {name: _law(model.fitted_, *asked[name], average, recovery) for name, model in models.items()}
+    sizes = {name: law.weights.shape[1] for name, law in laws.items()}
+    fewest = min(sizes.values())
+    for name, law in laws.items():
+        if sizes[name] > fewest and isinstance(law, Tilted):
+            laws[name] = _law(models[name].fitted_, *asked[name], average, recovery | {"n_returns": fewest})
+    return laws
 
 
 def _law(

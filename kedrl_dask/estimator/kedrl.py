@@ -165,7 +165,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
         precision: Literal["mixed", "double"] = "mixed",
         random_state: int = 0,
         operators: Literal["features", "exact"] = "features",
-        reward_trend: Literal["none", "linear", "auto"] = "none",
+        reward_trend: Literal["none", "linear", "auto"] = "auto",
     ) -> None:
         self.discount = discount
         self.construction = construction

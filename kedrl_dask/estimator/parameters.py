@@ -68,7 +68,7 @@ def _check_conditioning(name: str, value: object, _: str) -> None:
 
 
 #: Parameters that version one did not have, with the values that describe what it did.
-VERSION_ONE: Record = {"centring": "none", "construction": "separated"}
+VERSION_ONE: Record = {"centring": "none", "construction": "separated", "reward_trend": "none"}
 
 AUTO_COUNT = either("auto", count())
 AUTO_KERNEL = either("auto", Constraint("Matern", _check_kernel))
@@ -272,7 +272,6 @@ class Parameters(CommonParameters):
         """Trend of the reward that is removed before the regression. "linear" subtracts a least-squares trend
         in x and regresses the residual with a ridge of its own, for rewards that are linear but for noise; it
         is consistent for others too, but may raise their error. "auto" does so where that predicts the law of
-        the reward better for held-out episodes. For the separated construction with
-        ``operators="features"``: where ``construction="auto"`` finds the paired one, "auto" takes no
-        trend.""",
+        the reward better for held-out episodes, and the law of the residual hardly depends on x. For the
+        separated construction with ``operators="features"``; elsewhere "auto" takes no trend.""",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kedrl_dask.engine.data.transition_store import TransitionStore
-from kedrl_dask.estimator.fitted.findings import SMALL_ESS
+from kedrl_dask.estimator.fitted.rules import SMALL_ESS
 from kedrl_dask.estimator.kedrl import KEDRL
 from kedrl_dask.plots.style import BLUE, GREY, ORANGE, Figure
 

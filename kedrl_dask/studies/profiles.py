@@ -9,6 +9,7 @@ import numpy as np
 from kedrl_dask.datasets import simulation
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.estimator.kedrl import KEDRL
+from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.design.return_grid import return_grid
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.regression.density_ratio import ULSIF
@@ -68,8 +69,7 @@ def settings(pair: simulation.PolicyPair, profile: Profile = "auto", seed: int =
         given.n_iterations, given.batch_size, given.learning_rate, given.weight_decay, random_state=seed
     )
     return common | {
-        "construction": "separated",
-        "centring": "none",
+        **VERSION_ONE,
         "continuation": "ratio",
         "input_kernel": given.kernel,
         "n_basis": given.n_basis,

@@ -369,7 +369,7 @@ def test_paired__without_intervals(store):
 
 @pytest.mark.slow
 def test_gate__refuses_before_the_bootstrap_and_records_what_was_accepted(store, monkeypatch):
-    monkeypatch.setattr("kedrl_dask.estimator.fitted.findings.TOO_LARGE_OUTSIDE", -1.0)
+    monkeypatch.setattr("kedrl_dask.estimator.fitted.rules.TOO_LARGE_OUTSIDE", -1.0)
     with monkeypatch.context() as patch:
         patch.setattr(KEDRL, "bootstrap", lambda *_, **__: pytest.fail("bootstrapped"))
         with pytest.raises(Refused, match=r"rev: coverage(.|\n)*clk: coverage"):

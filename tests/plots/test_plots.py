@@ -318,7 +318,7 @@ def test_coefficient_mass__counts_all_inputs(model, tmp_path):
 
 
 def test_tuning__chosen_settings_stand_out(model, tmp_path):
-    kernel, trials, ridge = check_labels(plots.tuning(model), tmp_path)
+    kernel, trials, ridge, *_ = check_labels(plots.tuning(model), tmp_path)
     tried = model.diagnostics_["tuning"]
     accepted = [trial["accepted"] for trial in tried["input_kernel"]["trials"]]
     assert [bar.get_width() > 1 for bar in trials.patches] == accepted

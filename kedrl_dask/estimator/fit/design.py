@@ -95,12 +95,12 @@ def make_choices(
     return Choices(sample, features, basis, grid, waves, return_kernel, tuning | tried, trend)
 
 
-def draw_sample(store: TransitionStore, cache: Cache, seed: int) -> Transitions:
+def draw_sample(store: TransitionStore, cache: Cache, seed: int, size: int = DESIGN_SAMPLE) -> Transitions:
     """Read the transitions from which choices are made."""
-    facts = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
+    facts = {"data": store.fingerprint, "seed": seed, "size": size}
 
     def make(path: Path) -> None:
-        sample = store.sample(DESIGN_SAMPLE, np.random.default_rng([seed, 1]))
+        sample = store.sample(size, np.random.default_rng([seed, 1]))
         write_arrays(path, KIND, SAMPLE, vars(sample)).finish()
 
     filed = ArrayStore.open(cache.get("sample", facts, make), KIND)
@@ -145,6 +145,8 @@ def _trend(
 ) -> tuple[LinearTrend | None, Record]:
     """The trend of the reward, if there is one, and what was tried for it."""
     tried, wanted = {}, settings.reward_trend
+    if wanted == "auto" and not (settings.may_have_trend and len(np.unique(sample.episode)) > 1):
+        wanted = "none"
     if wanted == "auto":
         ridge = settings.ridge_gamma
         given = None if isinstance(ridge, str) else (float(ridge),)

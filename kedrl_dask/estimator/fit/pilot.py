@@ -8,7 +8,7 @@ their mean given the state.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +20,21 @@ from kedrl_dask.engine.storage.schema import POTENTIAL, SIMULATED, TRANSITION_MO
 from kedrl_dask.estimator.fit.design import KIND, draw_sample
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit.streaming import policy_facts
+from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.simulation.potential import Potential
+from kedrl_dask.numerics.simulation.precision import Precision, precision
 from kedrl_dask.numerics.simulation.simulator import Simulator
-from kedrl_dask.numerics.simulation.smooth_regression import fit_smooth
+from kedrl_dask.numerics.simulation.smooth_regression import fit_smooth, sensitivity
 from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionModel, rewards_until
-from kedrl_dask.utils.arrays import Inputs, Points
+from kedrl_dask.utils.arrays import Inputs, Matrix, Points
 
 #: Counts up when the rules below change, so that caches of earlier ones are not mistaken for theirs.
-RULES = 2
+RULES = 3
+#: Transitions to which the model of single ones is fitted: a sample, of more.
+SAMPLE = 40_000
+#: Replicates of the model, and inputs at which their returns are compared.
+N_REPLICATES, N_COMPARED = 8, 6
 #: Simulated steps from logged states with actions of one kind, and the fewest and most returns.
 STEPS, FEWEST_RETURNS, MOST_RETURNS = 2_000_000, 1_000, 16_000
 #: Returns simulated at a time.
@@ -50,12 +56,19 @@ class Pilot:
     returns : (n, d) array
         Returns simulated there, less Ψ of their states.
     model : TransitionModel
+    precision : Precision
+        Standard errors of what is simulated.
+    relevance : (p + q, d) array
+        Sensitivity of the mean return to each column of the inputs: root mean square of its derivative, in
+        standard deviations of the mean return and of the column.
     """
 
     potential: Potential
     inputs: Inputs
     returns: Points
     model: TransitionModel
+    precision: Precision
+    relevance: Matrix
 
 
 def run_pilot(
@@ -75,38 +88,45 @@ def run_pilot(
     facts |= {name: getattr(settings, name) for name in ("discount", "random_state")}
 
     def make(path: Path) -> None:
-        sample = draw_sample(store, cache, settings.random_state)
+        size = DESIGN_SAMPLE if store.n_transitions <= DESIGN_SAMPLE else SAMPLE
+        sample = draw_sample(store, cache, settings.random_state, size)
         with ThreadPoolExecutor(n_threads) as pool:
             found = _simulate(settings, sample, policy, pool)
         numbers, layout = found.model.pack()
         arrays = found.potential.to_arrays() | {"simulated_input": found.inputs, "simulated": found.returns}
-        arrays["transition_model"] = numbers
+        arrays |= {"transition_model": numbers, "relevance": found.relevance}
         specs = POTENTIAL + SIMULATED + TRANSITION_MODEL
-        write_arrays(path, KIND, specs, arrays, {"transition_model": layout}).finish()
+        attributes = {"transition_model": layout, "precision": asdict(found.precision)}
+        write_arrays(path, KIND, specs, arrays, attributes).finish()
 
     filed = ArrayStore.open(cache.get("pilot", facts, make), KIND)
     potential = Potential.from_arrays({spec.name: filed.read(spec.name) for spec in POTENTIAL})
     model = TransitionModel.unpack(filed.read("transition_model"), filed.attributes["transition_model"])
-    return Pilot(potential, filed.read("simulated_input"), filed.read("simulated"), model)
+    found = Precision(**filed.attributes["precision"])
+    inputs, returns = filed.read("simulated_input"), filed.read("simulated")
+    return Pilot(potential, inputs, returns, model, found, filed.read("relevance"))
 
 
 def _simulate(settings: Settings, sample: Transitions, policy: Policy, pool: ThreadPoolExecutor) -> Pilot:
     seed, discount, p = settings.random_state, settings.discount, sample.next_state.shape[1]
-    model = TransitionModel.fit(
-        sample.inputs, sample.reward, sample.next_state, sample.terminal, sample.episode, seed, pool.map
-    )
+    logged = sample.inputs, sample.reward, sample.next_state, sample.terminal, sample.episode
+    models = TransitionModel.fit_replicates(*logged, N_REPLICATES, seed, pool.map)
     rng = np.random.default_rng([seed, 33])
     size = int(np.clip(STEPS // rewards_until(discount), FEWEST_RETURNS, MOST_RETURNS))
     rows = np.sort(rng.choice(len(sample), size, replace=size > len(sample)))
-    state, logged = np.hsplit(sample.inputs[rows], [p])
+    state, taken = np.hsplit(sample.inputs[rows], [p])
     own = policy.sample(state, rng)
     # Blocks have generators of their own: the returns do not depend on the number of threads.
-    simulator = Simulator(model, policy, discount, seed)
-    inputs = np.vstack([np.hstack([state, logged]), np.hstack([state, own])])
+    simulator = Simulator(models[0], policy, discount, seed)
+    inputs = np.vstack([np.hstack([state, taken]), np.hstack([state, own])])
     blocks = np.array_split(inputs, max(1, len(inputs) // BLOCK))
     returns = np.vstack(list(pool.map(simulator.block, range(len(blocks)), blocks)))
     fold = np.unique(sample.episode[rows], return_inverse=True)[1] % N_FOLDS
+    values = fit_smooth(inputs, returns, np.tile(fold, 2), seed, each=pool.map).regression
     potential = Potential.from_regression(
         fit_smooth(state, returns[size:], fold, seed, each=pool.map).regression
     )
-    return Pilot(potential, inputs, returns - potential(inputs[:, :p]), model)
+    compared = rng.choice(size, N_COMPARED, replace=size < N_COMPARED)
+    found = precision(models, policy, discount, state[compared], own[compared], seed)
+    matters = sensitivity(values, inputs)
+    return Pilot(potential, inputs, returns - potential(inputs[:, :p]), models[0], found, matters)

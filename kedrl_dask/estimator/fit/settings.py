@@ -47,8 +47,7 @@ class Settings(Parameters):
                 f"KEDRL: operators='exact' needs construction='separated', got {self.construction!r}: "
                 "only there is the target made of H and G"
             )
-        can_have_trend = self.construction != "paired" and self.operators == "features"
-        if self.reward_trend != "none" and not can_have_trend:
+        if self.reward_trend == "linear" and not self.may_have_trend:
             raise ValueError(
                 f"KEDRL: reward_trend={self.reward_trend!r} needs construction='separated' and "
                 f"operators='features', got {self.construction!r} and {self.operators!r}: only there does "
@@ -178,6 +177,11 @@ class Settings(Parameters):
     def n_folds(self) -> int:
         """Number of folds of the sums in memory: that of the cross-validation, or one if λ_Γ is given."""
         return N_FOLDS if isinstance(self.ridge_gamma, str) else 1
+
+    @property
+    def may_have_trend(self) -> bool:
+        """Whether the law of the reward has a regression of its own, which may be around a trend."""
+        return self.construction != "paired" and self.operators == "features"
 
     @property
     def is_undecided(self) -> bool:

@@ -29,7 +29,7 @@ from kedrl_dask.numerics.laws.tilting import EQUAL, Tilted, tilt
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.simulation.simulator import N_RETURNS
 from kedrl_dask.utils.arrays import Matrix, Points, Vector, Weights
-from kedrl_dask.utils.checks import check_word
+from kedrl_dask.utils.checks import check_count, check_word
 
 #: Actions over which a state's law is averaged: at most this many nodes, or random draws of a ``Function``.
 N_DRAWS = 64
@@ -103,8 +103,8 @@ class FittedEmbedding(Embedding):
             inverts the embedding on the atoms of the return grid. "auto" takes the first if the model can
             simulate, and no settings of the second are given.
         **settings
-            Of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`; "simulated" has ``divergence``
-            alone, the penalty λ_KL on departures from the simulation, which the fit has chosen.
+            Of :class:`kedrl_dask.numerics.laws.recovery.RecoverySettings`; "simulated" has ``divergence``,
+            the penalty λ_KL on departures from the simulation, which the fit has chosen, and ``n_returns``.
         """
         check_word("recover: method", method, ("auto", "simulated", "grid"))
         is_simulated = simulates(self.model, method, settings)
@@ -114,7 +114,7 @@ class FittedEmbedding(Embedding):
         kind = SimulatedLaw if isinstance(law, Tilted) else FittedLaw
         return kind(**values, fit_findings=self.findings, accepted=self.accepted)
 
-    def _simulated(self, divergence: float | None = None) -> Tilted:
+    def _simulated(self, divergence: float | None = None, n_returns: int | None = None) -> Tilted:
         simulate, (state, action, weights) = self.model.simulator, self.origin
         if simulate is None:
             raise ValueError(
@@ -124,7 +124,9 @@ class FittedEmbedding(Embedding):
         if divergence is None:
             divergence = self.model.diagnostics["simulation"]["divergence"]
         is_equal = divergence >= EQUAL * self.kernel.sigma**2
-        n_returns = simulate.most_returns if is_equal else N_RETURNS
+        if n_returns is None:
+            n_returns = simulate.most_returns if is_equal else N_RETURNS
+        check_count("recover: n_returns", n_returns, least=2)
         if weights is None:
             particles = simulate(state, action, n_returns)
         else:
@@ -181,7 +183,7 @@ def fitted_law(
 def simulates(model: FittedModel, method: RecoveryMethod, settings: Mapping[str, object]) -> bool:
     """Whether a method with these settings weights simulated returns."""
     if method == "auto":
-        return model.simulator is not None and settings.keys() <= {"divergence"}
+        return model.simulator is not None and settings.keys() <= {"divergence", "n_returns"}
     return method == "simulated"
 
 

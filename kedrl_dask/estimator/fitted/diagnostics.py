@@ -81,7 +81,8 @@ def diagnose(model: FittedModel, fit: Fit, store: TransitionStore, policy: Polic
         "gamma_mass": _spread(fit.gamma_mass),
         "ratio": _ratio(fit),
         "held_out": (held_out := _held_out(model, inputs)),
-        "simulation": _simulation(model, inputs, held_out["bellman_risk"]),
+        "simulation": _simulation(model, fit, inputs, held_out["bellman_risk"]),
+        "relevance": None if fit.pilot is None else fit.pilot.relevance.tolist(),
         "separation": _separation(model, fit, inputs, held_out["bellman_risk"]),
         "solver": {
             "result": solution.result.name.lower(),
@@ -112,7 +113,7 @@ def _logged(fit: Fit, discount: float) -> Transitions:
     return replace(sample, reward=sample.reward - shaping)
 
 
-def _simulation(model: FittedModel, inputs: Inputs, risk: float) -> Record | None:
+def _simulation(model: FittedModel, fit: Fit, inputs: Inputs, risk: float) -> Record | None:
     """How far simulated returns are from the embedding at some inputs, and how closely laws are to follow it.
 
     An error of one step adds up over the horizon: √risk/(1 − γ) is how accurate the embedding is. Simulated
@@ -120,7 +121,7 @@ def _simulation(model: FittedModel, inputs: Inputs, risk: float) -> Record | Non
     and they keep equal weights; otherwise the penalty λ_KL on departures is twice the amplified risk.
     """
     simulate = model.simulator
-    if simulate is None:
+    if simulate is None or fit.pilot is None:
         return None
     variance, horizon = model.return_kernel.sigma**2, 1 / (1 - model.settings.discount)
     amplified = risk * horizon**2 / variance
@@ -137,6 +138,7 @@ def _simulation(model: FittedModel, inputs: Inputs, risk: float) -> Record | Non
         "returns": SIMULATED_RETURNS,
         "distance": _spread(law.simulated_residual),
         "effective_sample_size": _spread(law.effective_sample_size),
+        "precision": asdict(fit.pilot.precision),
     }
 
 

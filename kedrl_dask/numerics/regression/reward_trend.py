@@ -2,8 +2,9 @@
 
 With any fixed function m and the residual e = r − m(x), E[exp(iWr)|x] = exp(iWm(x)) ⊙ E[exp(iWe)|x]. If m is
 near the mean of the reward, the second factor varies less with x and can be smoothed more. The estimate is
-consistent whatever the law of the reward, because the law of the residual may still depend on x; but if the
-reward is far from linear, nothing is gained and the error may be larger.
+consistent whatever the law of the reward, because the law of the residual may still depend on x; but if it
+does, a trend may cost accuracy even where it predicts better. So an automatic one is taken only where
+cross-validation makes the law of the residual nearly the same for all inputs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ from kedrl_dask.utils.arrays import Frequencies, Indices, Inputs, Matrices, Matr
 
 #: Ridges tried for the residual of the reward: with the largest its law hardly depends on x.
 REWARD_RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, 2.1, 0.5))
+#: Least ridge of the residual with which a trend is taken: its law then hardly depends on the input. It is
+#: 0.1 for the paper's systems, which are linear with noise that is the same everywhere, and at most 0.01 for
+#: others, where a trend that predicts better may still cost accuracy.
+LEAST_RIDGE = 0.03
+#: Errors of the waves that differ by less are equal, as of residuals that are zero; the larger ridge counts.
+NO_DIFFERENCE = 1e-8
 #: Frequencies whose waves are predicted to compare regressions with and without a trend, at most.
 TRIAL_FREQUENCIES = 64
 #: Share of the largest eigenvalue of Σx̃x̃ᵀ, in standard deviations, below which it is one of rounding.
@@ -115,13 +122,14 @@ class TrendTrial:
 
     Errors are mean squares of the waves exp(iWr), over their number, each with its best ridge. The gain says
     how much smaller the error is with a trend; its noise, which it must exceed, is the standard error of this
-    difference over the folds.
+    difference over the folds. ``ridge`` is the residual's, at least ``LEAST_RIDGE`` if the trend is accepted.
     """
 
     error_none: float
     error_linear: float
     gain: float
     noise: float
+    ridge: float
     accepted: bool
 
 
@@ -148,7 +156,10 @@ def try_trend(
     n_waves = len(inputs) * len(chosen)
     before, after = (best_ridge(np.array(by_fold)) / n_waves for by_fold in (none, linear))
     saved, noise = gain(before, after)
-    return TrendTrial(float(before.sum()), float(after.sum()), saved, noise, saved > noise)
+    errors = np.array(linear).sum(axis=0) / n_waves
+    ridge = (ridges or REWARD_RIDGES)[int(np.flatnonzero(errors <= errors.min() + NO_DIFFERENCE)[-1])]
+    accepted = saved > noise and ridge >= LEAST_RIDGE
+    return TrendTrial(float(before.sum()), float(after.sum()), saved, noise, ridge, accepted)
 
 
 class _FoldSums(NamedTuple):

@@ -8,19 +8,20 @@ found so far is sensitive to it, or each direction (average gradient outer produ
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve
 
 from kedrl_dask.numerics.design.points import choose_points
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.regression.input_kernel import standard_deviations
-from kedrl_dask.utils.arrays import Features, Indices, Inputs, Matrix, Points, Vector
+from kedrl_dask.utils.arrays import Features, Indices, Inputs, Mask, Matrix, Points, Vector
 
 #: Ridges tried, as shares of the number of inputs; the weight of linear terms, which are hardly penalised.
 RIDGES = 10.0 ** np.arange(-9.0, 1.1, 0.5)
@@ -71,6 +72,29 @@ class Metric(NamedTuple):
         return self.standardise(inputs) @ self.directions
 
 
+class Resampling(NamedTuple):
+    """Replicates on groups of episodes drawn with replacement.
+
+    Attributes
+    ----------
+    group : (n,) array
+        The group of each transition.
+    counts : (n_replicates, n_groups) array
+        How often each group was drawn.
+    """
+
+    group: Indices
+    counts: Indices
+
+    def of(self, chosen: Mask) -> Resampling:
+        """The same replicates of some of the transitions."""
+        return Resampling(self.group[chosen], self.counts)
+
+    def rows(self) -> list[Indices]:
+        """Transitions of each group."""
+        return [np.flatnonzero(self.group == number) for number in range(self.counts.shape[1])]
+
+
 @dataclass(frozen=True)
 class SmoothRegression:
     """Means of k responses given an input.
@@ -84,12 +108,15 @@ class SmoothRegression:
         Of the features, of the standardised inputs and of the constant.
     error : (k,) array
         Cross-validated mean squared error, as a share of the variance.
+    penalty : (k,) array
+        Ridge times the number of inputs, for responses in units of their standard deviation.
     """
 
     metric: Metric
     features: NystromFeatures
     coefficients: Matrix
     error: Vector
+    penalty: Vector
 
     def design(self, inputs: Inputs) -> Features:
         """Features, linear terms and the constant; (n, rank + D + 1)."""
@@ -98,6 +125,35 @@ class SmoothRegression:
     def __call__(self, inputs: Inputs) -> Points:
         """Means at inputs; (n, k)."""
         return self.design(inputs) @ self.coefficients
+
+    def of(self, responses: Sequence[int]) -> SmoothRegression:
+        """The regression of some of the responses."""
+        chosen = list(responses)
+        parts = self.coefficients[:, chosen], self.error[chosen], self.penalty[chosen]
+        return SmoothRegression(self.metric, self.features, *parts)
+
+    def resampled(self, inputs: Inputs, responses: Points, resampling: Resampling) -> list[SmoothRegression]:
+        """The regressions of the replicates, with the same features and penalties."""
+        if not len(resampling.counts):
+            return []
+        mean, scale = responses.mean(axis=0), standard_deviations(responses)
+        design, scaled = self.design(inputs), (responses - mean) / scale
+        pairs = ((design[rows], scaled[rows]) for rows in resampling.rows())
+        grams, crosses = (
+            np.stack(sums) for sums in zip(*((x.T @ x, x.T @ y) for x, y in pairs), strict=True)
+        )
+        found = []
+        for count in resampling.counts.astype(np.float64):
+            gram, cross = np.tensordot(count, grams, 1), np.tensordot(count, crosses, 1)
+            coefficients = np.empty_like(cross)
+            for penalty in np.unique(self.penalty):
+                own = self.penalty == penalty
+                system = gram + penalty * np.eye(len(gram))
+                coefficients[:, own] = cho_solve(cho_factor(system), cross[:, own])
+            coefficients *= scale
+            coefficients[-1] += mean / LINEAR_WEIGHT
+            found.append(replace(self, coefficients=coefficients))
+        return found
 
     def gradients(self, inputs: Inputs, linear: bool) -> Matrix:
         """Derivatives (n, D, k) by each coordinate in standard deviations, linear terms included or not."""
@@ -181,6 +237,16 @@ def relevance(
     gradients = regression.gradients(inputs[:GRADIENT_INPUTS], linear) / standard_deviations(responses)
     counts = np.ones(responses.shape[1]) if weights is None else weights
     return np.einsum("nik,njk,k->ij", gradients, gradients, counts, optimize=True) / len(gradients)
+
+
+def sensitivity(regression: SmoothRegression, inputs: Inputs) -> Matrix:
+    """Root mean square of the derivative of each response by each input; (D, k).
+
+    Inputs are in standard deviations, and the response in those of its mean over the inputs.
+    """
+    rows = inputs[:: max(1, len(inputs) // GRADIENT_INPUTS)]
+    gradients = regression.gradients(rows, linear=True) / standard_deviations(regression(rows))
+    return np.asarray(np.sqrt((gradients**2).mean(axis=0)))
 
 
 class Fitted(NamedTuple):
@@ -327,4 +393,5 @@ def regress(
     coefficients *= scale
     coefficients[-1] += mean / LINEAR_WEIGHT
     error = errors.min(axis=0) / len(inputs)
-    return Fitted(SmoothRegression(metric, features, coefficients, error), residuals * scale)
+    found = SmoothRegression(metric, features, coefficients, error, penalties[best])
+    return Fitted(found, residuals * scale)

@@ -1,69 +1,85 @@
 """A model of single transitions, and returns simulated through it.
 
-(r, s') = f̂(x) + the residual of a logged transition near x, which also tells whether the episode ends; then
-the target policy acts at s'. The regression f̂ says what happens on average, and the residuals keep what is
-not Gaussian, what depends on x, and how reward and successor go together.
+(r, s') = f̂(x) + the residual of a logged transition near x; then the target policy acts at s'. The regression
+f̂ says what happens on average, and the residuals keep what is not Gaussian, what depends on x, and how reward
+and successor go together. Transitions of different kinds, those that end an episode and those that do not, or
+those whose reward is exactly zero and the others, have a model each, and a regression of the kind's chance: a
+mean over both would be a transition that never happens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from math import ceil, log, prod
+from typing import NamedTuple
 
 import numpy as np
+from scipy.special import expit
 
 from kedrl_dask.numerics.policies import Policy
-from kedrl_dask.numerics.regression.input_kernel import standard_deviations
+from kedrl_dask.numerics.simulation.chance import fit_chance
 from kedrl_dask.numerics.simulation.donors import Donors
-from kedrl_dask.numerics.simulation.smooth_regression import (
-    LINEAR_WEIGHT,
-    Each,
-    Metric,
-    SmoothFunction,
-    SmoothRegression,
-    fit_smooth,
-)
-from kedrl_dask.utils.arrays import Indices, Inputs, Mask, Matrix, Points, Record, Vector
+from kedrl_dask.numerics.simulation.one_step import OneStep
+from kedrl_dask.numerics.simulation.smooth_regression import Each, Metric, Resampling, SmoothFunction
+from kedrl_dask.utils.arrays import Array, Indices, Inputs, Mask, Points, Record, Vector
 
 #: Folds of whole episodes by which regressions are cross-validated.
 N_FOLDS = 5
-#: Responses that have a regression of their own, at most; and the least share of nonlinear variance for one.
-MOST_OWN, LEAST_NONLINEAR = 8, 1e-3
+#: Groups of episodes from which replicates are drawn.
+N_GROUPS = 40
 #: Simulated states stay within the logged ones, this share of their range further out.
 MARGIN = 0.1
-#: Rounding errors of a mean, in standard deviations of the response, that single precision may leave.
-ROUNDING = 1e-4
 #: Discounted weight at which a simulated return ends.
 NEGLIGIBLE = 1e-3
+#: Fewest transitions of a kind, most divisions one after the other, and the least share of the transitions
+#: that one value of a reward must have for these to be a kind.
+KIND_SIZE, MOST_DIVISIONS, LEAST_SHARE = 300, 3, 0.1
 
 
-#: Arrays of a metric and of donors, in the order in which they are packed.
-METRIC, DONORS = ("center", "scale", "directions"), ("centers", "first", "residuals", "terminal")
+@dataclass(frozen=True)
+class Division:
+    """Transitions of two kinds, by an event that happens with a chance that depends on the input.
+
+    Attributes
+    ----------
+    logit : SmoothFunction
+        Of the chance.
+    yes, no : OneStep or Division
+        What follows if it happens, and if not.
+    """
+
+    logit: SmoothFunction
+    yes: OneStep | Division
+    no: OneStep | Division
+
+    def draw(self, inputs: Inputs, rng: np.random.Generator) -> tuple[Points, Mask]:
+        """Reward and change of state after each input (n, d + p), and whether the episode ends."""
+        happens = rng.random(len(inputs)) < expit(self.logit(inputs)[:, 0])
+        outcome, ends = None, np.empty(len(inputs), dtype=bool)
+        for side, rows in ((self.yes, happens), (self.no, ~happens)):
+            if rows.any():
+                found, ends[rows] = side.draw(inputs[rows], rng)
+                outcome = np.empty((len(inputs), found.shape[1])) if outcome is None else outcome
+                outcome[rows] = found
+        assert outcome is not None
+        return outcome, ends
 
 
 @dataclass(frozen=True)
 class TransitionModel:
-    """What follows an input: mean and noise of the reward and of the change of state.
+    """What follows an input.
 
     Attributes
     ----------
-    means : tuple of SmoothFunction
-        Of combinations of responses, one block of columns after the other.
-    mixing : (k, d + p) array
-        From those combinations to the reward and the change of state.
-    donors : Donors
-        The noise.
+    follows : OneStep or Division
+        Reward and change of state.
     low, high : (p,) arrays
         Bounds of the simulated states.
     reward_dim : int
         d.
     """
 
-    means: tuple[SmoothFunction, ...]
-    mixing: Matrix
-    donors: Donors
+    follows: OneStep | Division
     low: Vector
     high: Vector
     reward_dim: int
@@ -79,52 +95,46 @@ class TransitionModel:
         seed: int = 0,
         each: Each = map,
     ) -> TransitionModel:
-        """Fit to logged transitions; the successors of terminal ones are not looked at.
+        """Fit to logged transitions; see :meth:`fit_replicates`."""
+        return cls.fit_replicates(inputs, reward, next_state, terminal, episode, 0, seed, each)[0]
 
-        ``each`` applies a function to independent responses, as ``map`` does: that of a pool of threads does
-        it at once.
+    @classmethod
+    def fit_replicates(
+        cls,
+        inputs: Inputs,
+        reward: Points,
+        next_state: Points,
+        terminal: Mask,
+        episode: Indices,
+        n_replicates: int,
+        seed: int = 0,
+        each: Each = map,
+    ) -> list[TransitionModel]:
+        """Fit to logged transitions, and to replicates: groups of episodes drawn with replacement.
+
+        Replicates have the metrics, landmarks and ridges of the fit. The successors of terminal transitions
+        are not looked at. ``each`` applies a function to independent responses, as ``map`` does: that of a
+        pool of threads does it at once.
         """
-        p, d = next_state.shape[1], reward.shape[1]
-        fold = np.unique(episode, return_inverse=True)[1] % N_FOLDS
-        goes_on = ~terminal
+        p = next_state.shape[1]
+        names, index = np.unique(episode, return_inverse=True)
+        n_groups = min(N_GROUPS, len(names))
+        rng = np.random.default_rng([seed, 39])
+        counts = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=n_replicates)
+        resampling = Resampling(index % n_groups, counts)
         change = next_state - inputs[:, :p]
-        residuals = np.zeros((len(inputs), d + p))
-        parts, columns = [], []
-        rewards = _fit_responses(inputs, reward, fold, seed, each)
-        residuals[:, :d] = rewards.residuals
-        parts += rewards.regressions
-        columns.append(np.hstack([rewards.mixing, np.zeros((len(rewards.mixing), p))]))
-        if goes_on.any():
-            hints = [part.metric.directions for part in rewards.regressions]
-            changes = _fit_responses(inputs[goes_on], change[goes_on], fold[goes_on], seed, each, hints)
-            residuals[goes_on, d:] = changes.residuals
-            parts += changes.regressions
-            columns.append(np.hstack([np.zeros((len(changes.mixing), d)), changes.mixing]))
-        donors = Donors.gather(inputs, residuals, terminal, fold, d, seed, each)
-        states = np.vstack([inputs[:, :p], next_state[goes_on]])
+        logged = _Logged(inputs, reward, change, terminal, index % N_FOLDS, resampling)
+        states = np.vstack([inputs[:, :p], next_state[~terminal]])
         low, high = states.min(axis=0), states.max(axis=0)
         margin = MARGIN * (high - low)
-        means = tuple(SmoothFunction.from_regression(part) for part in parts)
-        return cls(means, np.vstack(columns), donors, low - margin, high + margin, d)
-
-    def mean(self, inputs: Inputs) -> Points:
-        """Mean reward and change of state; (n, d + p)."""
-        by_precision = {dtype: inputs.astype(dtype, copy=False) for dtype in set(self._precisions)}
-        parts = [mean(by_precision[dtype]) for mean, dtype in zip(self.means, self._precisions, strict=True)]
-        return np.hstack(parts) @ self.mixing
-
-    @cached_property
-    def _precisions(self) -> list[type[np.floating]]:
-        """Single where it is accurate enough for a mean, in standard deviations, to which noise is added."""
-        return [np.float32 if mean.is_accurate(np.float32, ROUNDING) else np.float64 for mean in self.means]
+        bounds = low - margin, high + margin, reward.shape[1]
+        return [cls(follows, *bounds) for follows in _fit(logged, seed, each, MOST_DIVISIONS)]
 
     def step(self, state: Points, action: Points, rng: np.random.Generator) -> tuple[Points, Points, Mask]:
         """Rewards (n, d), next states (n, p), and whether the episode ends."""
-        inputs = np.hstack([state, action])
-        donor = self.donors.pick(inputs, rng)
-        outcome = self.mean(inputs) + self.donors.residuals[donor]
+        outcome, ends = self.follows.draw(np.hstack([state, action]), rng)
         following = np.clip(state + outcome[:, self.reward_dim :], self.low, self.high)
-        return outcome[:, : self.reward_dim], following, self.donors.terminal[donor]
+        return outcome[:, : self.reward_dim], following, ends
 
     def returns(
         self,
@@ -137,28 +147,40 @@ class TransitionModel:
         negligible: float = NEGLIGIBLE,
     ) -> Points:
         """Simulated discounted returns (n, n_returns, d) of a policy after each input."""
-        now, act = np.repeat(state, n_returns, axis=0), np.repeat(action, n_returns, axis=0)
-        total, rows = np.zeros((len(now), self.reward_dim)), np.arange(len(now))
+        repeated = np.repeat(state, n_returns, axis=0), np.repeat(action, n_returns, axis=0)
+        total, _ = self.rollouts(*repeated, policy, discount, rng, negligible)
+        return total.reshape(len(state), n_returns, -1)
+
+    def rollouts(
+        self,
+        state: Points,
+        action: Points,
+        policy: Policy,
+        discount: float,
+        rng: np.random.Generator,
+        negligible: float = NEGLIGIBLE,
+    ) -> tuple[Points, int]:
+        """One simulated return after each input (n, d), and the number of steps of all of them."""
+        now, act, rows, n_steps = state, action, np.arange(len(state)), 0
+        total = np.zeros((len(state), self.reward_dim))
         for step in range(rewards_until(discount, negligible)):
             if step > 0:
                 act = policy.sample(now, rng)
             reward, now, ends = self.step(now, act, rng)
             total[rows] += discount**step * reward
+            n_steps += len(rows)
             rows, now = rows[~ends], now[~ends]
             if len(rows) == 0:
                 break
-        return total.reshape(len(state), n_returns, -1)
+        return total, n_steps
 
     def pack(self) -> tuple[Vector, Record]:
         """All numbers in one array, and the layout by which :meth:`unpack` finds them again."""
-        donors = self.donors
-        parts = {f"{i}.{name}": x for i, mean in enumerate(self.means) for name, x in vars(mean).items()}
-        parts |= {f"metric.{name}": x for name, x in zip(METRIC, donors.metric, strict=False)}
-        parts |= {name: getattr(donors, name) for name in DONORS}
-        parts |= {name: getattr(self, name) for name in ("mixing", "low", "high")}
+        parts: dict[str, Array] = {"low": self.low, "high": self.high}
+        tree = _write(self.follows, "", parts)
         layout = {"shapes": {name: list(x.shape) for name, x in parts.items()}}
         numbers = np.concatenate([np.asarray(x, dtype=np.float64).reshape(-1) for x in parts.values()])
-        return numbers, layout | {"means": len(self.means), "reward_dim": self.reward_dim}
+        return numbers, layout | {"follows": tree, "reward_dim": self.reward_dim}
 
     @classmethod
     def unpack(cls, numbers: Vector, layout: Record) -> TransitionModel:
@@ -169,18 +191,8 @@ class TransitionModel:
             raise ValueError(f"the layout is of {sum(sizes)} numbers, there are {len(numbers)}")
         pieces = np.split(numbers, np.cumsum(sizes)[:-1])
         parts = {name: x.reshape(shape) for (name, shape), x in zip(shapes.items(), pieces, strict=True)}
-        names = [field.name for field in fields(SmoothFunction)]
-        means = tuple(
-            SmoothFunction(*(parts[f"{i}.{name}"] for name in names)) for i in range(int(layout["means"]))
-        )
-        center, scale, directions = (parts[f"metric.{name}"] for name in METRIC)
-        metric = Metric(center, scale, directions, "residuals")
-        centers, first, residuals, terminal = (parts[name] for name in DONORS)
-        donors = Donors(metric, centers, first.astype(np.intp), residuals, terminal.astype(bool))
-        if not (np.diff(donors.first) > 0).all() or donors.first[-1] != len(residuals):
-            raise ValueError("the cells of the residuals are not those of their rows")
-        rest = parts["mixing"], donors, parts["low"], parts["high"], int(layout["reward_dim"])
-        return cls(means, *rest)
+        follows = _read(layout["follows"], "", parts, MOST_DIVISIONS)
+        return cls(follows, parts["low"], parts["high"], int(layout["reward_dim"]))
 
 
 def rewards_until(discount: float, negligible: float = NEGLIGIBLE) -> int:
@@ -188,60 +200,78 @@ def rewards_until(discount: float, negligible: float = NEGLIGIBLE) -> int:
     return 1 if discount <= negligible else ceil(log(negligible) / log(discount))
 
 
-@dataclass(frozen=True)
-class _Responses:
-    regressions: list[SmoothRegression]
-    mixing: Matrix
-    residuals: Points
+class _Logged(NamedTuple):
+    inputs: Inputs
+    reward: Points
+    change: Points
+    terminal: Mask
+    fold: Indices
+    resampling: Resampling
+
+    def rows(self, chosen: Mask) -> _Logged:
+        points = self.inputs[chosen], self.reward[chosen], self.change[chosen]
+        return _Logged(*points, self.terminal[chosen], self.fold[chosen], self.resampling.of(chosen))
 
 
-def _fit_responses(
-    inputs: Inputs, responses: Points, fold: Indices, seed: int, each: Each, hints: Sequence[Matrix] = ()
-) -> _Responses:
-    """One regression for all responses, and for those that are nonlinear one each where it is better."""
-    scale = standard_deviations(responses)
-    turned = np.diag(1 / scale)
-    shared = fit_smooth(inputs, responses @ turned, fold, seed, hints, each)
-    rotation = _rotation(shared.regression, inputs)
-    if rotation is not None:
-        turned = turned @ rotation
-        shared = fit_smooth(inputs, responses @ turned, fold, seed, hints, each)
-    nonlinear = np.diag(_nonlinear_covariance(shared.regression, inputs))
-    candidates = [int(i) for i in np.argsort(-nonlinear)[:MOST_OWN] if nonlinear[i] > LEAST_NONLINEAR]
-    own = {}
-    if responses.shape[1] > 1:
-        single = responses @ turned
-        fits = each(lambda i: fit_smooth(inputs, single[:, i : i + 1], fold, seed, hints), candidates)
-        tried = zip(candidates, fits, strict=True)
-        own = {i: found for i, found in tried if found.score < shared.regression.error[i]}
-    back = np.linalg.inv(turned)
-    rest = [i for i in range(responses.shape[1]) if i not in own]
-    kept = SmoothRegression(
-        shared.regression.metric,
-        shared.regression.features,
-        shared.regression.coefficients[:, rest],
-        shared.regression.error[rest],
-    )
-    regressions = ([kept] if rest else []) + [found.regression for found in own.values()]
-    residuals = np.empty_like(responses)
-    residuals[:, rest] = shared.residuals[:, rest]
-    for i, found in own.items():
-        residuals[:, i] = found.residuals[:, 0]
-    return _Responses(regressions, back[[*rest, *own]], residuals @ back)
+def _fit(logged: _Logged, seed: int, each: Each, most_divisions: int) -> list[OneStep] | list[Division]:
+    """One model, or those of two kinds of transitions; of the fit and of each replicate."""
+    happened = _event(logged) if most_divisions else None
+    if happened is None:
+        return OneStep.fit(*logged, seed, each)
+    logits = fit_chance(logged.inputs, happened, logged.fold, logged.resampling, seed, each)
+    sides = (_fit(logged.rows(rows), seed, each, most_divisions - 1) for rows in (happened, ~happened))
+    return [Division(*parts) for parts in zip(logits, *sides, strict=True)]
 
 
-def _nonlinear_covariance(regression: SmoothRegression, inputs: Inputs) -> Matrix:
-    """Covariance of the nonlinear part of the means, linear terms taken out; (k, k)."""
-    rank = regression.features.rank
-    design = regression.design(inputs[:2_000])
-    part, linear = design[:, :rank] @ regression.coefficients[:rank], design[:, rank:] / LINEAR_WEIGHT
-    left = part - linear @ np.linalg.lstsq(linear, part, rcond=None)[0]
-    return np.atleast_2d(np.cov(left, rowvar=False))
+def _event(logged: _Logged) -> Mask | None:
+    """Which transitions are of another kind than the rest, if there are enough of both."""
+    events = [logged.terminal]
+    for column in logged.reward.T:
+        values, counts = np.unique(column, return_counts=True)
+        if counts.max() >= LEAST_SHARE * len(column):
+            events.append(column == values[counts.argmax()])
+    for happened in events:
+        if min(happened.sum(), (~happened).sum()) >= KIND_SIZE:
+            return happened
+    return None
 
 
-def _rotation(regression: SmoothRegression, inputs: Inputs) -> Matrix | None:
-    """Combinations of responses that concentrate what is nonlinear in few of them, if they do."""
-    covariance = _nonlinear_covariance(regression, inputs)
-    values, vectors = np.linalg.eigh(covariance)
-    before, after = ((v > LEAST_NONLINEAR).sum() for v in (np.diag(covariance), values))
-    return vectors if before > MOST_OWN and 2 * after < before else None
+#: Arrays of a metric and of donors, in the order in which they are packed.
+METRIC, DONORS = ("center", "scale", "directions"), ("centers", "first", "residuals", "terminal")
+
+
+def _write(follows: OneStep | Division, name: str, parts: dict[str, Array]) -> Record:
+    """Enter the arrays of a part of the model under its name, and describe it."""
+    if isinstance(follows, Division):
+        parts |= {f"{name}logit.{key}": x for key, x in vars(follows.logit).items()}
+        return {side: _write(getattr(follows, side), f"{name}{side}.", parts) for side in ("yes", "no")}
+    donors = follows.donors
+    parts |= {f"{name}{i}.{key}": x for i, mean in enumerate(follows.means) for key, x in vars(mean).items()}
+    parts |= {f"{name}metric.{key}": getattr(donors.metric, key) for key in METRIC}
+    parts |= {f"{name}{key}": getattr(donors, key) for key in DONORS}
+    parts[f"{name}mixing"] = follows.mixing
+    if donors.log_size is not None:
+        parts |= {f"{name}size.{key}": x for key, x in vars(donors.log_size).items()}
+    return {"means": len(follows.means), "sized": donors.log_size is not None}
+
+
+def _read(tree: Record, name: str, parts: Record, most_divisions: int) -> OneStep | Division:
+    """Inverse of :func:`_write`."""
+
+    def function(prefix: str) -> SmoothFunction:
+        return SmoothFunction(*(parts[f"{prefix}.{field.name}"] for field in fields(SmoothFunction)))
+
+    if "means" not in tree:
+        if most_divisions < 1:
+            raise ValueError("kinds of transitions are divided too often")
+        sides = (_read(tree[side], f"{name}{side}.", parts, most_divisions - 1) for side in ("yes", "no"))
+        return Division(function(f"{name}logit"), *sides)
+    means = tuple(function(f"{name}{i}") for i in range(int(tree["means"])))
+    center, scale, directions = (parts[f"{name}metric.{key}"] for key in METRIC)
+    centers, first, residuals, terminal = (parts[f"{name}{key}"] for key in DONORS)
+    metric = Metric(center, scale, directions, "residuals")
+    log_size = function(f"{name}size") if tree["sized"] else None
+    donors = Donors(metric, centers, first.astype(np.intp), residuals, terminal.astype(bool), log_size)
+    if not (np.diff(donors.first) > 0).all() or donors.first[-1] != len(residuals):
+        raise ValueError("the cells of the residuals are not those of their rows")
+    return OneStep(means, parts[f"{name}mixing"], donors)

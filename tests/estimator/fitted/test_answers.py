@@ -22,11 +22,7 @@ from kedrl_dask.datasets.true_marginals import CentredMarginal
 from kedrl_dask.engine.execute.threads import ThreadExecutor
 from kedrl_dask.estimator.fitted.answers import N_DRAWS
 from kedrl_dask.estimator.fitted.findings import (
-    CODES,
-    RULES,
     Finding,
-    Rule,
-    Verdict,
     enforce,
     fit_evidence,
     judge,
@@ -34,6 +30,7 @@ from kedrl_dask.estimator.fitted.findings import (
     objections,
     warn_of_fit,
 )
+from kedrl_dask.estimator.fitted.rules import CODES, RULES, Rule, Verdict
 from kedrl_dask.numerics.criterion.separation_test import SeparationWarning
 from kedrl_dask.numerics.solvers import PCG
 from kedrl_dask.report import terminal

@@ -25,7 +25,7 @@ from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
 from kedrl_dask.numerics.kernels.spectral import as_complex, waves
 from kedrl_dask.numerics.regression.cross_validation import RIDGES
-from kedrl_dask.numerics.regression.reward_trend import REWARD_RIDGES, LinearTrend, try_trend
+from kedrl_dask.numerics.regression.reward_trend import LEAST_RIDGE, REWARD_RIDGES, LinearTrend, try_trend
 from kedrl_dask.numerics.solvers import PCG
 from kedrl_dask.report import terminal
 from kedrl_dask.studies import profiles
@@ -259,7 +259,8 @@ def test_trial__cross_validation_is_the_literal_one(store, kernels, given):
     smallest = [np.sum(errors, axis=0).min() for errors in (none, linear)]
     np.testing.assert_allclose([found.error_none, found.error_linear], smallest, rtol=1e-6)
     assert found.gain == pytest.approx(found.error_none - found.error_linear)
-    assert found.accepted == (found.gain > found.noise)
+    assert found.ridge == (given or REWARD_RIDGES)[int(np.sum(linear, axis=0).argmin())]  # no ties here
+    assert found.accepted == (found.gain > found.noise and found.ridge >= LEAST_RIDGE)
 
 
 REWARDS = {
@@ -290,8 +291,8 @@ def test_auto__takes_the_trend_where_it_predicts_better(policy, tmp_path, chosen
 
 def test_auto__one_episode(policy, tmp_path):
     store = TransitionStore.from_arrays(tmp_path / "store", **make_episodes(1, 60))
-    with pytest.raises(ValueError, match="reward_trend='auto' needs at least two episodes"):
-        small_fit(store, policy, reward_trend="auto", ridge_gamma=1e-3, input_kernel=Matern(5.5, 2.0))
+    fitted = small_fit(store, policy, reward_trend="auto", ridge_gamma=1e-3, input_kernel=Matern(5.5, 2.0))
+    assert fitted.diagnostics_["reward_trend"] is None  # no episode could be left out
 
 
 SMALL = {
@@ -456,22 +457,21 @@ def test_profiles__have_no_trend():
     assert set(settings["auto"]) == {"discount", "return_kernel", "random_state"}
     for name in ("paper", "paper-exact"):
         assert settings[name].items() >= VERSION_ONE.items()
-        assert "reward_trend" not in settings[name]
 
 
 PAIR = simulation.PAIRS["gaussian-uniform"]
 POINTS = evaluation_points("gaussian-uniform")
 
 
-def errors_of_both(path, seed, at, expected, system=simulation.PAPER_SYSTEM):
-    """Mean RMSE of the embedding without and with a trend, of fits of reduced size."""
+def errors_of_trends(path, seed, at, expected, system=simulation.PAPER_SYSTEM):
+    """Mean RMSE of the embedding without a trend, with one and with an automatic one; small fits."""
     store = simulation.write(path, PAIR, 4_000, seed=seed, system=system)
     # One length for both: short enough for the reward's law to be noisy without a trend.
     given = {"input_kernel": Matern(5.5, 3.0), "return_kernel": PAIR.settings.kernel, "random_state": seed}
     given |= {"n_atoms": 40, "n_basis": 60, "n_landmarks": 100, "n_features": 64, "n_conditioning": 1_000}
     given["n_blocks"] = 5
     found = []
-    for trend in ("none", "linear"):
+    for trend in ("none", "linear", "auto"):
         model = KEDRL(simulation.DISCOUNT, reward_trend=trend, centring="none", **given)
         model.fit(store, PAIR.target, executor=ThreadExecutor(2), progress="none")
         found.append(truth.embedding_errors(model.embed(*POINTS, at=at), expected)["rmse"].mean())
@@ -484,8 +484,10 @@ def test_error__linear_reward(tmp_path):
     law = truth.return_law(*POINTS, PAIR.target)
     at = truth.evaluation_grid(law)
     expected = law.embed(at, PAIR.settings.kernel)
-    none, linear = np.transpose([errors_of_both(tmp_path / str(i), i, at, expected) for i in range(2)])
+    errors = [errors_of_trends(tmp_path / str(i), i, at, expected) for i in range(2)]
+    none, linear, auto = np.transpose(errors)
     assert (linear < none).all()
+    np.testing.assert_array_equal(auto, linear)
     assert linear.mean() < 0.85 * none.mean()
 
 
@@ -499,13 +501,13 @@ class Nonlinear(LinearGaussianSystem):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="a trend that does not fit costs accuracy: 1.30 times the error here")
 def test_error__nonlinear_reward_and_noise_that_depends_on_the_state(tmp_path):
-    """Where the trend does not fit, it should do little harm; it does some."""
+    """Where a trend does not fit, it costs accuracy, and the automatic choice does not take it."""
     paper = simulation.PAPER_SYSTEM
     system = Nonlinear(**{field.name: getattr(paper, field.name) for field in fields(paper)})
     returns = truth.monte_carlo_returns(*POINTS, PAIR.target, n_trajectories=4_000, system=system)
     at = returns[:, :60]
     expected = truth.monte_carlo_embedding(returns[:, 60:], at, PAIR.settings.kernel).mean
-    none, linear = errors_of_both(tmp_path / "data", 0, at, expected, system)
-    assert linear < 1.1 * none
+    none, linear, auto = errors_of_trends(tmp_path / "data", 0, at, expected, system)
+    assert linear > 1.1 * none
+    assert auto == none

@@ -83,10 +83,10 @@ def test_pack__gives_the_same_model(model):
     [
         lambda numbers, layout: (numbers[:-1], layout),
         lambda numbers, layout: (numbers, layout | {"shapes": {**layout["shapes"], "low": [-1]}}),
-        lambda numbers, layout: (numbers, {key: value for key, value in layout.items() if key != "means"}),
+        lambda numbers, layout: (numbers, {key: value for key, value in layout.items() if key != "follows"}),
         lambda numbers, layout: (0 * numbers, layout),
     ],
-    ids=["too few numbers", "a negative size", "no number of means", "no cells"],
+    ids=["too few numbers", "a negative size", "no tree", "no cells"],
 )
 def test_unpack__refuses_what_is_no_model(model, damage):
     with pytest.raises((ValueError, KeyError)):

@@ -10,9 +10,12 @@ import pytest
 from kedrl_dask import policies
 from kedrl_dask.datasets.benchmark import CASES
 from kedrl_dask.numerics.simulation.donors import Donors
-from kedrl_dask.numerics.simulation.transition_model import TransitionModel, rewards_until
+from kedrl_dask.numerics.simulation.smooth_regression import Resampling
+from kedrl_dask.numerics.simulation.transition_model import Division, TransitionModel, rewards_until
 
 POLICY = policies.Gaussian(weights=[[0.5]], scale=0.3)
+#: For donors without replicates.
+NO_REPLICATES = Resampling(np.zeros(4_000, dtype=int), np.zeros((0, 1), dtype=int))
 
 
 def _transitions(case, n, seed):
@@ -100,9 +103,9 @@ def test_donors__give_the_noise_of_the_neighbourhood():
     size = np.where(inputs[:, 1] > 0, 2.0, 0.1)
     residuals = size[:, None] * rng.normal(size=(4_000, 2))
     terminal, fold = np.zeros(4_000, bool), np.arange(4_000) % 5
-    donors = Donors.gather(inputs, residuals, terminal, fold, reward_dim=1, seed=0)
+    donors = Donors.gather(inputs, residuals, terminal, fold, NO_REPLICATES, reward_dim=1, seed=0)[0]
     quiet, loud = np.array([[0.0, -1.0, 0.0]]), np.array([[0.0, 1.0, 0.0]])
-    spread = [donors.residuals[donors.pick(at.repeat(500, 0), rng)].std() for at in (quiet, loud)]
+    spread = [donors.draw(at.repeat(500, 0), rng)[0].std() for at in (quiet, loud)]
     assert spread[0] < 0.15
     assert spread[1] > 1.5
     assert len(donors.residuals) == 4_000
@@ -114,8 +117,62 @@ def test_donors__noise_that_no_input_tells_is_one_cell():
     rng = np.random.default_rng(0)
     inputs, residuals = rng.normal(size=(2_000, 2)), rng.normal(size=(2_000, 2))
     terminal, fold = np.zeros(2_000, bool), np.arange(2_000) % 5
-    donors = Donors.gather(inputs, residuals, terminal, fold, reward_dim=1, seed=0)
+    donors = Donors.gather(inputs, residuals, terminal, fold, NO_REPLICATES, reward_dim=1, seed=0)[0]
     assert len(donors.centers) == 1
+
+
+def _kinds(n=2_000, seed=0):
+    """A reward that is often exactly zero, and otherwise a size; it is paid where the state is large."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(n, 2))
+    pays = rng.random(n) < 1 / (1 + np.exp(-2 * inputs[:, 0]))
+    reward = np.where(pays, 3 + inputs[:, 1] + 0.1 * rng.normal(size=n), 0.0)[:, None]
+    after = np.where(pays, -1.0, 0.5 * inputs[:, 0])[:, None] + 0.1 * rng.normal(size=(n, 1))
+    return inputs, reward, after, np.zeros(n, dtype=bool), np.arange(n) // 20
+
+
+def test_kinds__what_never_happens_is_not_simulated():
+    model = TransitionModel.fit(*_kinds())
+    assert isinstance(model.follows, Division)
+    rng, at = np.random.default_rng(0), np.full((4_000, 1), 0.5)
+    reward, after, _ = model.step(at, np.zeros((4_000, 1)), rng)
+    paid = reward[:, 0] != 0
+    assert paid.mean() == pytest.approx(1 / (1 + np.exp(-1.0)), abs=0.05)
+    assert reward[paid].min() > 2.3
+    # The successor goes with the reward.
+    np.testing.assert_allclose([after[paid].mean(), after[~paid].mean()], [-1.0, 0.25], atol=0.05)
+    assert after[paid].std() == pytest.approx(0.1, rel=0.2)
+
+
+def test_kinds__few_of_one_are_not_divided():
+    inputs, reward, after, ends, episode = _kinds()
+    reward += np.random.default_rng(1).normal(size=reward.shape)
+    ends[:100] = True
+    assert not isinstance(TransitionModel.fit(inputs, reward, after, ends, episode).follows, Division)
+
+
+@pytest.mark.slow
+def test_replicates__are_fits_of_the_episodes_drawn():
+    """Each mean and chance is that of the same features on the rows of the drawn groups."""
+    data = _kinds(4_000)
+    fit, *replicates = TransitionModel.fit_replicates(*data, 6)
+    np.testing.assert_array_equal(fit.low, replicates[0].low)
+    grid = np.random.default_rng(2).normal(size=(200, 2))
+    # Other datasets differ from each other as replicates do from the fit.
+    others = [TransitionModel.fit(*_kinds(4_000, seed)) for seed in range(1, 7)]
+    for function in (lambda m: m.follows.logit(grid), lambda m: m.follows.no.mean(grid)[:, 0]):
+        among = np.std([function(model) for model in replicates], axis=0).mean()
+        truly = np.std([function(model) for model in others], axis=0).mean()
+        assert 0.4 < among / truly < 2.5
+
+
+def test_replicates__draw_other_residuals_of_the_same_cells():
+    fit, replicate = TransitionModel.fit_replicates(*_linear(), 1)
+    of_fit, drawn = (model.follows.donors for model in (fit, replicate))
+    np.testing.assert_array_equal(of_fit.first, drawn.first)
+    same = (of_fit.residuals - of_fit.residuals.mean(axis=0) - drawn.residuals).std(axis=1) < 0.02
+    assert 0.3 < same.mean() < 0.95
+    assert drawn.residuals.std() == pytest.approx(of_fit.residuals.std(), rel=0.1)
 
 
 def test_every_transition_may_be_terminal():
