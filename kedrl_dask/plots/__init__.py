@@ -10,10 +10,11 @@ from kedrl_dask.plots.embeddings import embedding_contours, embedding_surface
 from kedrl_dask.plots.fit import coefficient_mass, convergence, embedding_curves, grid_coverage
 from kedrl_dask.plots.kernels import matern_kernels
 from kedrl_dask.plots.laws import recovered_marginals
+from kedrl_dask.plots.relevance import relevance
 from kedrl_dask.plots.tuning import tuning
 
 __all__ = [
     "coefficient_mass", "convergence", "density_ratio", "distribution_functions", "embedding_contours",
     "embedding_curves", "embedding_surface", "grid_coverage", "marginals", "matern_kernels",
-    "policy_differences", "recovered_marginals", "tuning",
+    "policy_differences", "recovered_marginals", "relevance", "tuning",
 ]  # fmt: skip

@@ -142,6 +142,8 @@ def _draw(
     }
     if model.diagnostics_["tuning"]:
         figures["tuning"] = lambda: plots.tuning(model)
+    if model.diagnostics_["relevance"] is not None:
+        figures["relevance"] = lambda: plots.relevance(model)
     if model.ratio_ is not None:
         figures["density_ratio"] = lambda: plots.density_ratio(model, store)
     path.mkdir()

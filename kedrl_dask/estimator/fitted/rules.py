@@ -116,7 +116,8 @@ def _ess(ratio: Record | None) -> Verdict:
     "coverage of the Bellman image by the return grid",
     "raise n_atoms or grid_expansion, or give reward_bounds or a grid",
 )
-def _coverage(grid: Record) -> Verdict:
+def _coverage(grid: Record, simulation: Record | None, is_simulated: bool) -> Verdict:
+    """How much of what the embedding must represent its grid can; simulated laws may not need it."""
     outside, p90 = 1 - grid["inside"], grid["p90"]
     is_covered = outside <= TOO_LARGE_OUTSIDE and p90 <= LARGE_PROJECTION
     figures = (
@@ -125,7 +126,8 @@ def _coverage(grid: Record) -> Verdict:
     )
     if is_covered and outside <= LARGE_OUTSIDE:
         return Verdict("good", f"the return grid covers the Bellman image: {figures}")
-    severity: Severity = "warn" if is_covered else "refuse"
+    is_needed = not (is_simulated and simulation is not None and not simulation["follows_embedding"])
+    severity: Severity = "refuse" if is_needed and not is_covered else "warn"
     return Verdict(severity, f"the return grid covers the Bellman image poorly: {figures}")
 
 

@@ -29,12 +29,9 @@ from kedrl_dask.utils.arrays import Frequencies, Indices, Inputs, Matrices, Matr
 
 #: Ridges tried for the residual of the reward: with the largest its law hardly depends on x.
 REWARD_RIDGES = tuple(float(v) for v in 10.0 ** np.arange(-8, 2.1, 0.5))
-#: Least ridge of the residual with which a trend is taken: its law then hardly depends on the input. It is
-#: 0.1 for the paper's systems, which are linear with noise that is the same everywhere, and at most 0.01 for
-#: others, where a trend that predicts better may still cost accuracy.
-LEAST_RIDGE = 0.03
-#: Errors of the waves that differ by less are equal, as of residuals that are zero; the larger ridge counts.
-NO_DIFFERENCE = 1e-8
+#: Ridge of the residual from which its law hardly depends on the input, and the share of what a trend saves
+#: that such a ridge may cost. Where it costs more, a trend that predicts better may still cost accuracy.
+LEAST_RIDGE, TOLERATED = 0.03, 0.1
 #: Frequencies whose waves are predicted to compare regressions with and without a trend, at most.
 TRIAL_FREQUENCIES = 64
 #: Share of the largest eigenvalue of Σx̃x̃ᵀ, in standard deviations, below which it is one of rounding.
@@ -122,14 +119,15 @@ class TrendTrial:
 
     Errors are mean squares of the waves exp(iWr), over their number, each with its best ridge. The gain says
     how much smaller the error is with a trend; its noise, which it must exceed, is the standard error of this
-    difference over the folds. ``ridge`` is the residual's, at least ``LEAST_RIDGE`` if the trend is accepted.
+    difference over the folds. ``lost`` is what a ridge with which the law of the residual hardly depends on
+    the input would cost: a small share of the gain, if the trend is accepted.
     """
 
     error_none: float
     error_linear: float
     gain: float
     noise: float
-    ridge: float
+    lost: float
     accepted: bool
 
 
@@ -157,9 +155,10 @@ def try_trend(
     before, after = (best_ridge(np.array(by_fold)) / n_waves for by_fold in (none, linear))
     saved, noise = gain(before, after)
     errors = np.array(linear).sum(axis=0) / n_waves
-    ridge = (ridges or REWARD_RIDGES)[int(np.flatnonzero(errors <= errors.min() + NO_DIFFERENCE)[-1])]
-    accepted = saved > noise and ridge >= LEAST_RIDGE
-    return TrendTrial(float(before.sum()), float(after.sum()), saved, noise, ridge, accepted)
+    is_smooth = np.array(ridges or REWARD_RIDGES) >= LEAST_RIDGE
+    lost = float(errors[is_smooth].min(initial=np.inf) - errors.min())
+    accepted = saved > noise and (ridges is not None or lost <= TOLERATED * saved)
+    return TrendTrial(float(before.sum()), float(after.sum()), saved, noise, lost, accepted)
 
 
 class _FoldSums(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kedrl_dask import KEDRL, Matern, TransitionStore, compare, policies
+from kedrl_dask import KEDRL, Matern, TransitionStore, compare, plots, policies
 from kedrl_dask.datasets.benchmark import CASES
 from kedrl_dask.estimator.fit.design import Choices
 from kedrl_dask.estimator.fitted.answers import SimulatedLaw
@@ -58,6 +58,62 @@ def test_centred_criterion__is_the_plain_one_of_shaped_rewards(store, tmp_path, 
     at = model.grid_ + model.potential_(state)[:, None]
     found, expected = model.embed(state, action, at=at), plain.embed(state, action, at=model.grid_)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_relevance__columns_without_influence_have_nearly_none(tmp_path):
+    """The second state moves the reward only later, through the first; the third never."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(1_000, 4)), columns=["now", "later", "noise", "dose"])
+    table["visit"], table["name"] = np.arange(1_000) % 20, np.arange(1_000) // 20
+    for i in range(1, 1_000):
+        if table.loc[i, "visit"]:
+            before = table.loc[i - 1]
+            table.loc[i, "now"] = 0.9 * before["later"] + 0.3 * table.loc[i, "now"]
+            table.loc[i, "later"] = 0.5 * before["later"] + 0.3 * table.loc[i, "later"]
+            table.loc[i, "noise"] = 0.95 * before["noise"] + 0.3 * table.loc[i, "noise"]
+    table["gain"] = table["now"] + 0.2 * table["dose"]
+    columns = {"state": ["now", "later", "noise"], "action": ["dose"], "reward": ["gain"]}
+    columns |= {"episode": "name", "step": "visit"}
+    store = TransitionStore.from_table(tmp_path / "log", table, columns=columns)
+    policy = policies.Gaussian(weights=np.zeros((3, 1)), scale=0.5)
+    model = KEDRL(0.8, construction="separated", **SIZES).fit(store, policy, progress="none")
+    found = dict(
+        zip(columns["state"] + columns["action"], np.ravel(model.diagnostics_["relevance"]), strict=True)
+    )
+    assert min(found["now"], found["later"]) > 4 * found["noise"]
+    axes = plots.relevance(model).axes[0]
+    assert {label.get_text() for label in axes.get_yticklabels()[-2:]} == {"now", "later"}
+    assert max(bar.get_width() for bar in axes.patches) == pytest.approx(max(found.values()))
+
+
+def test_relevance__needs_simulated_returns(store):
+    kernel = Matern(length_scale=(2.0, 2.0, 3.0))
+    plain = KEDRL(CASE.discount, centring="none", construction="separated", input_kernel=kernel, **SIZES)
+    with pytest.raises(ValueError, match="fit with centring='auto'"):
+        plots.relevance(plain.fit(store, CASE.target, progress="none"))
+
+
+def test_precision__is_a_finding(model):
+    evidence = fit_evidence(model)
+    [found] = [finding for finding in judge(evidence) if finding.code == "precision"]
+    assert found.severity == "good"
+    assert "over 8 replicates" in found.sentence
+    simulation = evidence["simulation"]
+    few = simulation["precision"] | {"mean": [0.05, 0.31]}
+    [bad] = [
+        f for f in judge(evidence | {"simulation": simulation | {"precision": few}}) if f.code == "precision"
+    ]
+    assert bad.severity == "refuse"
+    assert "0.31 standard deviations" in bad.sentence
+    # A tail that its own noise explains is no objection.
+    for noise, severity in ((0.2, "good"), (0.05, "refuse")):
+        tail = simulation["precision"] | {"tail": [0.3, 0.0], "tail_noise": [noise, 0.1]}
+        [f] = [
+            f
+            for f in judge(evidence | {"simulation": simulation | {"precision": tail}})
+            if f.code == "precision"
+        ]
+        assert f.severity == severity
 
 
 def test_answers__are_of_the_return_itself(model):
@@ -232,9 +288,12 @@ def test_compare__simulated_laws_of_each_policy(store):
     targets = {"logged": CASE.behaviour, "target": CASE.target}
     at = np.zeros((2, 2)), None
     found = compare(store, targets, at, estimator, n_replicates=0, accept=tuple(CODES), progress="none")
+    # As many returns of each, though only one fit follows its embedding.
+    assert len({law.weights.shape for law in found.laws.values()}) == 1
     for name, law in found.laws.items():
         assert isinstance(law, SimulatedLaw)
-        alone = found.models[name].recover(at[0], targets[name], accept=tuple(CODES))
+        n_returns = law.weights.shape[1]
+        alone = found.models[name].recover(at[0], targets[name], accept=tuple(CODES), n_returns=n_returns)
         np.testing.assert_array_equal(law.weights, alone.weights)
     table = found.table.query("summary == 'mean' and input == 0 and coordinate == 0").set_index("policy")
     assert table.loc["target", "value"] == pytest.approx(found.laws["target"].mean()[0, 0])
