@@ -93,27 +93,37 @@ def test_relevance__needs_simulated_returns(store):
         plots.relevance(plain.fit(store, CASE.target, progress="none"))
 
 
+def judged(model, code, **changes):
+    """The finding of one rule, with some of its evidence changed."""
+    found = judge(fit_evidence(model.fitted_) | changes)
+    return next(finding for finding in found if finding.code == code)
+
+
 def test_precision__is_a_finding(model):
-    evidence = fit_evidence(model)
-    [found] = [finding for finding in judge(evidence) if finding.code == "precision"]
-    assert found.severity == "good"
-    assert "over 8 replicates" in found.sentence
-    simulation = evidence["simulation"]
-    few = simulation["precision"] | {"mean": [0.05, 0.31]}
-    [bad] = [
-        f for f in judge(evidence | {"simulation": simulation | {"precision": few}}) if f.code == "precision"
-    ]
-    assert bad.severity == "refuse"
-    assert "0.31 standard deviations" in bad.sentence
+    simulation = model.diagnostics_["simulation"]
+
+    def found(**changes):
+        return judged(
+            model, "precision", simulation=simulation | {"precision": simulation["precision"] | changes}
+        )
+
+    assert found().severity == "good"
+    assert "over 8 replicates" in found().sentence
+    assert found(mean=[0.05, 0.31]).severity == "refuse"
+    assert "0.31 standard deviations" in found(mean=[0.05, 0.31]).sentence
     # A tail that its own noise explains is no objection.
-    for noise, severity in ((0.2, "good"), (0.05, "refuse")):
-        tail = simulation["precision"] | {"tail": [0.3, 0.0], "tail_noise": [noise, 0.1]}
-        [f] = [
-            f
-            for f in judge(evidence | {"simulation": simulation | {"precision": tail}})
-            if f.code == "precision"
-        ]
-        assert f.severity == severity
+    assert found(tail=[0.3, 0.0], tail_noise=[0.2, 0.1]).severity == "good"
+    assert found(tail=[0.3, 0.0], tail_noise=[0.05, 0.1]).severity == "refuse"
+
+
+@pytest.mark.parametrize(
+    ("follows", "is_simulated", "severity"),
+    [(True, True, "refuse"), (False, True, "warn"), (False, False, "refuse")],
+)
+def test_coverage__counts_where_laws_follow_the_embedding(model, follows, is_simulated, severity):
+    simulation = model.diagnostics_["simulation"] | {"follows_embedding": follows}
+    changes = {"grid": {"inside": 0.5, "p90": 0.5}, "is_simulated": is_simulated}
+    assert judged(model, "coverage", simulation=simulation, **changes).severity == severity
 
 
 def test_answers__are_of_the_return_itself(model):
