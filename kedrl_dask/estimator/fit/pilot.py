@@ -127,6 +127,6 @@ def _simulate(settings: Settings, sample: Transitions, policy: Policy, pool: Thr
         fit_smooth(state, returns[size:], fold, seed, each=pool.map).regression
     )
     compared = rng.choice(size, N_COMPARED, replace=size < N_COMPARED)
-    found = precision(models, policy, discount, state[compared], own[compared], seed)
+    found = precision(models, policy, discount, state[compared], own[compared], len(sample), seed)
     matters = sensitivity(values, inputs)
     return Pilot(potential, inputs, returns - potential(inputs[:, :p]), models[0], found, matters)

@@ -16,8 +16,9 @@ from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.simulation.transition_model import TransitionModel, rewards_until
 from kedrl_dask.utils.arrays import Array, Points, Vector
 
-#: Simulated steps of all models, and the fewest and most returns of an input.
-STEPS, FEWEST, MOST = 2_000_000, 40, 2_000
+#: Simulated steps of all models for each transition of the fit, as standard errors of fewer are larger and may
+#: be noisier, and their bounds; the fewest and most returns of an input.
+STEPS_EACH, LEAST_STEPS, MOST_STEPS, FEWEST, MOST = 100, 200_000, 2_000_000, 40, 2_000
 #: Share of the lower tail.
 TAIL = 0.1
 
@@ -50,13 +51,15 @@ def precision(
     discount: float,
     state: Points,
     action: Points,
+    n_transitions: int,
     seed: int,
 ) -> Precision:
     """Compare the first model, which is the fit, with the others, its replicates, at some inputs."""
-    n_returns = STEPS // (rewards_until(discount) * len(models) * len(state))
+    most_steps = int(np.clip(STEPS_EACH * n_transitions, LEAST_STEPS, MOST_STEPS))
+    n_returns = most_steps // (rewards_until(discount) * len(models) * len(state))
     n_returns = int(np.clip(n_returns, FEWEST, MOST))
     returns, n_steps = _returns(models, policy, discount, state, action, n_returns, seed)
-    possible = min(MOST, n_returns * STEPS // max(1, n_steps))
+    possible = min(MOST, n_returns * most_steps // max(1, n_steps))
     if possible > 1.5 * n_returns:  # episodes end long before the horizon
         n_returns = possible
         returns, _ = _returns(models, policy, discount, state, action, n_returns, seed)

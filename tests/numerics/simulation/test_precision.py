@@ -23,7 +23,7 @@ def _data(n, seed, ends=0.0):
 
 def _found(n, seed=0, ends=0.0):
     models = TransitionModel.fit_replicates(*_data(n, seed, ends), 12)
-    return models, precision(models, POLICY, DISCOUNT, np.zeros((4, 1)), np.zeros((4, 1)), 0)
+    return models, precision(models, POLICY, DISCOUNT, np.zeros((4, 1)), np.zeros((4, 1)), n, 0)
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_precision__is_the_standard_error_of_independent_rewards():
 
 def test_precision__no_difference_is_no_error():
     models, _ = _found(600)
-    found = precision([models[0]] * 3, POLICY, DISCOUNT, np.zeros((2, 1)), np.zeros((2, 1)), 0)
+    found = precision([models[0]] * 3, POLICY, DISCOUNT, np.zeros((2, 1)), np.zeros((2, 1)), 600, 0)
     assert found.mean == found.tail == (0.0,)
     assert (found.n_replicates, found.n_inputs) == (2, 2)
 
@@ -51,5 +51,5 @@ def test_precision__more_returns_where_episodes_end_early():
 def test_precision__a_return_that_does_not_vary():
     inputs, reward, after, terminal, episode = _data(600, 0)
     models = TransitionModel.fit_replicates(inputs, 0 * reward, after, terminal, episode, 2)
-    found = precision(models, POLICY, DISCOUNT, np.zeros((2, 1)), np.zeros((2, 1)), 0)
+    found = precision(models, POLICY, DISCOUNT, np.zeros((2, 1)), np.zeros((2, 1)), 600, 0)
     assert found.mean == (0.0,)
