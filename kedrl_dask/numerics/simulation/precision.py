@@ -16,9 +16,11 @@ from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.simulation.transition_model import TransitionModel, rewards_until
 from kedrl_dask.utils.arrays import Array, Points, Vector
 
-#: Simulated steps of all models for each transition of the fit, as standard errors of fewer are larger and may
-#: be noisier, and their bounds; the fewest and most returns of an input.
-STEPS_EACH, LEAST_STEPS, MOST_STEPS, FEWEST, MOST = 100, 200_000, 2_000_000, 40, 2_000
+#: Simulated steps of all models for each transition of the fit, and their bounds: standard errors of fewer
+#: transitions are larger, and may be noisier.
+STEPS_EACH, LEAST_STEPS, MOST_STEPS = 100, 200_000, 2_000_000
+#: Fewest and most returns of an input.
+FEWEST, MOST = 40, 2_000
 #: Share of the lower tail.
 TAIL = 0.1
 
