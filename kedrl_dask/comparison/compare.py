@@ -226,7 +226,8 @@ def _check(
 
 def _resampled(estimator: KEDRL) -> KEDRL:
     """The estimator as the bootstrap needs it, where it is automatic: separated and not centred."""
-    plain = {name: value for name, value in VERSION_ONE.items() if getattr(estimator, name) == "auto"}
+    needed = {name: VERSION_ONE[name] for name in ("centring", "construction")}
+    plain = {name: value for name, value in needed.items() if getattr(estimator, name) == "auto"}
     return clone(estimator).set_params(**plain)
 
 

