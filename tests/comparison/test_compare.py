@@ -25,7 +25,7 @@ POLICIES = {"rev": POLICY, "clk": OTHER}
 SETTINGS = {
     "input_kernel": Matern(2.5, 2.0, 1.1), "return_kernel": Matern(5.5, (2.2, 2.1), 0.85), "n_atoms": 20,
     "n_basis": 20, "n_landmarks": 30, "n_features": 24, "n_conditioning": 60, "n_blocks": 5,
-    "ridge_gamma": 1e-3,
+    "ridge_gamma": 1e-3, "reward_trend": "none",
 }  # fmt: skip
 
 

@@ -43,7 +43,7 @@ OTHER = policies.Gaussian(weights=[[0.2], [-0.1]], bias=0.6, scale=0.3)
 SETTINGS = {
     "input_kernel": Matern(2.5, 2.0, 1.1), "return_kernel": Matern(5.5, (2.2, 2.1), 0.85), "n_atoms": 40,
     "n_basis": 40, "n_landmarks": 60, "n_features": 48, "n_conditioning": 200, "n_blocks": 6,
-    "ridge_gamma": 1e-3, "construction": "separated",
+    "ridge_gamma": 1e-3, "construction": "separated", "reward_trend": "none",
 }  # fmt: skip
 STATE = 0.5 * np.random.default_rng(0).standard_normal((3, 2))
 ACTION = np.random.default_rng(1).uniform(-0.5, 0.5, (3, 1))
