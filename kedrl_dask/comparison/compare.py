@@ -121,7 +121,8 @@ def compare(
     >>> store = TransitionStore.from_arrays(
     ...     "log.zarr", state=state, action=action, reward=state + action, episode=episode, step=step
     ... )
-    >>> estimator = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), n_atoms=30, n_basis=30, n_landmarks=40)
+    >>> small = {"n_atoms": 30, "n_basis": 30, "n_landmarks": 40, "reward_trend": "none"}
+    >>> estimator = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), **small)
     >>> targets = {"low": policies.Gaussian([[0.0]], -0.5, 0.5), "high": policies.Gaussian([[0.0]], 0.5, 0.5)}
     >>> comparison = compare(store, targets, ([[0.0]], None), estimator, n_replicates=0, progress="none")
     >>> comparison.differences.query("summary == 'mean'")["value"].round(1).tolist()  # exactly: 2

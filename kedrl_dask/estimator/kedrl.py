@@ -110,7 +110,8 @@ class KEDRL(FittedAttributes, BaseEstimator):
     ...     "log.zarr", state=state, action=action, reward=state + action, episode=episode, step=step
     ... )
     >>> policy = policies.Gaussian(weights=[[0.5]], bias=0.0, scale=0.5)
-    >>> model = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), n_atoms=50, n_basis=50, n_landmarks=80)
+    >>> small = {"n_atoms": 50, "n_basis": 50, "n_landmarks": 80, "reward_trend": "none"}
+    >>> model = KEDRL(0.5, input_kernel=Matern(length_scale=3.0), **small)
     >>> model = model.fit(store, policy, progress="none")
     >>> at = [[0.0]], [[1.0]]  # a state and an action
     >>> model.weights(*at).shape
@@ -122,7 +123,7 @@ class KEDRL(FittedAttributes, BaseEstimator):
     array([[0.8, 0. ]])
     >>> model.operator_blocks(*at).H.shape
     (1, 50, 50)
-    >>> plain = KEDRL(0.5, construction="separated", centring="none", n_atoms=50, n_basis=50, n_landmarks=80)
+    >>> plain = KEDRL(0.5, construction="separated", centring="none", **small)
     >>> draws = plain.fit(store, policy, progress="none").bootstrap(store, policy, 5, progress="none")
     >>> draws.apply(lambda m: m.bellman_risk(*at)).values.shape
     (5, 1)

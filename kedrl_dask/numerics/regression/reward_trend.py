@@ -120,7 +120,7 @@ class TrendTrial:
     Errors are mean squares of the waves exp(iWr), over their number, each with its best ridge. The gain says
     how much smaller the error is with a trend; its noise, which it must exceed, is the standard error of this
     difference over the folds. ``lost`` is what a ridge with which the law of the residual hardly depends on
-    the input would cost: a small share of the gain, if the trend is accepted.
+    the input would cost: a small share of the gain, if the trend is accepted; zero for given ridges.
     """
 
     error_none: float
@@ -154,10 +154,11 @@ def try_trend(
     n_waves = len(inputs) * len(chosen)
     before, after = (best_ridge(np.array(by_fold)) / n_waves for by_fold in (none, linear))
     saved, noise = gain(before, after)
-    errors = np.array(linear).sum(axis=0) / n_waves
-    is_smooth = np.array(ridges or REWARD_RIDGES) >= LEAST_RIDGE
-    lost = float(errors[is_smooth].min(initial=np.inf) - errors.min())
-    accepted = saved > noise and (ridges is not None or lost <= TOLERATED * saved)
+    lost = 0.0
+    if ridges is None:
+        errors = np.array(linear).sum(axis=0) / n_waves
+        lost = float(errors[np.array(REWARD_RIDGES) >= LEAST_RIDGE].min() - errors.min())
+    accepted = saved > noise and lost <= TOLERATED * saved
     return TrendTrial(float(before.sum()), float(after.sum()), saved, noise, lost, accepted)
 
 
