@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kedrl_dask.numerics.simulation.potential import Potential
-from kedrl_dask.numerics.simulation.smooth_regression import fit_smooth, relevance
+from kedrl_dask.numerics.simulation.smooth_regression import Resampling, fit_smooth, relevance
 
 
 def _data(function, dim, n=2_000, noise=0.1, seed=0):
@@ -54,6 +54,21 @@ def test_gradients__are_derivatives():
     at = inputs[:50]
     expected = np.stack([np.cos(at[:, 0]), np.full(50, 2.0)], axis=1) * found.metric.scale
     np.testing.assert_allclose(found.gradients(at, linear=True)[:, :, 0], expected, atol=0.05)
+
+
+def test_resampled__is_the_literal_regression_on_the_rows_drawn():
+    inputs, responses, fold = _data(lambda x: np.hstack([np.sin(2 * x[:, [1]]), x[:, [0]]]), dim=2, n=600)
+    fitted = fit_smooth(inputs, responses, fold, seed=0).regression
+    resampling = Resampling(np.arange(600) // 20 % 6, np.array([[1, 1, 1, 1, 1, 1], [0, 2, 1, 3, 0, 0]]))
+    same, drawn = fitted.resampled(inputs, responses, resampling)
+    np.testing.assert_allclose(same(inputs), fitted(inputs), atol=1e-7)
+    rows = np.repeat(np.arange(600), resampling.counts[1][resampling.group])
+    design, mean, scale = fitted.design(inputs[rows]), responses.mean(axis=0), responses.std(axis=0)
+    for k in range(2):
+        system = design.T @ design + fitted.penalty[k] * np.eye(design.shape[1])
+        literal = np.linalg.solve(system, design.T @ ((responses[rows, k] - mean[k]) / scale[k]))
+        expected = mean[k] + scale[k] * (fitted.design(inputs) @ literal)
+        np.testing.assert_allclose(drawn(inputs)[:, k], expected, atol=1e-7)
 
 
 def test_potential__is_the_regression_and_survives_its_arrays():

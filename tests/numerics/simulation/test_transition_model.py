@@ -152,8 +152,7 @@ def test_kinds__few_of_one_are_not_divided():
 
 
 @pytest.mark.slow
-def test_replicates__are_fits_of_the_episodes_drawn():
-    """Each mean and chance is that of the same features on the rows of the drawn groups."""
+def test_replicates__vary_as_other_datasets_do():
     data = _kinds(4_000)
     fit, *replicates = TransitionModel.fit_replicates(*data, 6)
     np.testing.assert_array_equal(fit.low, replicates[0].low)
