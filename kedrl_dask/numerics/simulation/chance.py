@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -17,10 +18,13 @@ from kedrl_dask.numerics.simulation.smooth_regression import (
 )
 from kedrl_dask.utils.arrays import Features, Indices, Inputs, Mask, Matrix, Vector
 
-#: Ridges tried, largest first, as shares of the number of inputs; inputs with which they are tried.
+#: Ridges tried, largest first, as shares of the number of inputs; inputs with which they are tried, about half
+#: of them with the event if there are as many.
 RIDGES, TRIAL_INPUTS = 10.0 ** np.arange(0.0, -8.1, -1.0), 5_000
-#: Newton steps for one ridge, the change of the logits at which they end, and the largest logit.
-MOST_STEPS, NEAR, LARGEST = 12, 1e-3, 30.0
+#: Newton steps for one ridge, the gain of logarithmic likelihood below which they end, and the largest logit.
+MOST_STEPS, LEAST_GAIN, LARGEST = 12, 1e-3, 30.0
+#: Ridges that may be worse than the best before no smaller ones are tried.
+PATIENCE = 2
 #: Least weight of an input, so that no system is singular.
 LEAST_WEIGHT = 1e-6
 
@@ -36,12 +40,25 @@ def fit_chance(
     flags = happened.astype(np.float64)
     found = fit_smooth(inputs, flags[:, None], fold, seed, each=each).regression
     design = found.design(inputs)
-    rows = np.sort(np.random.default_rng([seed, 37]).permutation(len(inputs))[:TRIAL_INPUTS])
-    losses = sum(_losses(design[rows], flags[rows], fold[rows] == part) for part in np.unique(fold[rows]))
-    last = int(np.argmin(losses)) + 1
-    fitted = _path(design, flags, RIDGES[:last])[-1]
-    replicates = _resampled(design, flags, fitted, RIDGES[last - 1] * len(flags), resampling)
+    rows, weights = _trial(happened, seed)
+    trial = _Weighted(design[rows], flags[rows], weights)
+    ridges = RIDGES[: trial.best_ridge(fold[rows]) + 1]
+    whole = _Weighted(design, flags, np.ones(len(flags)))
+    fitted = whole.fit(ridges[-1], trial.path(ridges))
+    replicates = _resampled(design, flags, fitted, ridges[-1] * len(flags), resampling)
     return [SmoothFunction.from_regression(_with(found, own)) for own in (fitted, *replicates)]
+
+
+def _trial(happened: Mask, seed: int) -> tuple[Indices, Vector]:
+    """Inputs of both kinds, and how many of the same kind each stands for: a rare event is not left out."""
+    rng = np.random.default_rng([seed, 37])
+    kinds = [rng.permutation(np.flatnonzero(happened == kind)) for kind in (True, False)]
+    half = TRIAL_INPUTS // 2
+    kept = [kind[: max(half, TRIAL_INPUTS - len(other))] for kind, other in zip(kinds, kinds[::-1], strict=True)]
+    weights = [np.full(len(few), len(all_) / len(few)) for few, all_ in zip(kept, kinds, strict=True)]
+    rows = np.concatenate(kept)
+    order = np.argsort(rows)
+    return rows[order], np.concatenate(weights)[order]
 
 
 def _resampled(
@@ -60,35 +77,63 @@ def _resampled(
     return found
 
 
-def _newton(design: Features, flags: Vector, coefficients: Vector) -> tuple[Matrix, Vector]:
+def _newton(
+    design: Features, flags: Vector, coefficients: Vector, weights: Vector | float = 1.0
+) -> tuple[Matrix, Vector]:
     """Negative Hessian and gradient of the logarithmic likelihood."""
     chance = expit(np.clip(design @ coefficients, -LARGEST, LARGEST))
-    weights = np.maximum(chance * (1 - chance), LEAST_WEIGHT)
-    return (design.T * weights) @ design, design.T @ (flags - chance)
+    curvature = weights * np.maximum(chance * (1 - chance), LEAST_WEIGHT)
+    return (design.T * curvature) @ design, design.T @ (weights * (flags - chance))
 
 
 def _with(regression: SmoothRegression, coefficients: Vector) -> SmoothRegression:
     return replace(regression, coefficients=coefficients[:, None])
 
 
-def _losses(design: Features, flags: Vector, held_out: Mask) -> Vector:
-    """Held-out logarithmic loss of each ridge."""
-    logits = design[held_out] @ _path(design[~held_out], flags[~held_out], RIDGES).T
-    own = flags[held_out, None]
-    return np.logaddexp(0, np.where(own > 0, -logits, logits)).sum(axis=0)
+class _Weighted(NamedTuple):
+    """Inputs that each stand for a number of them."""
 
+    design: Features
+    flags: Vector
+    weights: Vector
 
-def _path(design: Features, flags: Vector, ridges: Vector) -> Matrix:
-    """Coefficients for each ridge, each begun at the one before; (k, rank)."""
-    coefficients, found = np.zeros(design.shape[1]), []
-    for ridge in ridges:
-        penalty = ridge * len(flags)
+    def best_ridge(self, fold: Indices) -> int:
+        """Index of the ridge with the least held-out logarithmic loss."""
+        parts = [fold == part for part in np.unique(fold)]
+        fitted = [np.zeros(self.design.shape[1]) for _ in parts]
+        losses: list[float] = []
+        while len(losses) < len(RIDGES) and len(losses) <= np.argmin([np.inf, *losses]) + PATIENCE:
+            for i, held_out in enumerate(parts):
+                fitted[i] = self.kept(~held_out).fit(RIDGES[len(losses)], fitted[i])
+            found = zip(parts, fitted, strict=True)
+            losses.append(sum(self.kept(held_out).loss(own) for held_out, own in found))
+        return int(np.argmin(losses))
+
+    def kept(self, rows: Mask) -> _Weighted:
+        """Some of the inputs."""
+        return _Weighted(*(part[rows] for part in self))
+
+    def loss(self, coefficients: Vector) -> float:
+        """Logarithmic loss."""
+        logits = self.design @ coefficients
+        return float(self.weights @ np.logaddexp(0, np.where(self.flags > 0, -logits, logits)))
+
+    def path(self, ridges: Vector) -> Vector:
+        """Coefficients of the last ridge, each begun at those of the one before."""
+        coefficients = np.zeros(self.design.shape[1])
+        for ridge in ridges:
+            coefficients = self.fit(ridge, coefficients)
+        return coefficients
+
+    def fit(self, ridge: float, coefficients: Vector) -> Vector:
+        """Coefficients for a ridge, by Newton's method from others."""
+        penalty = ridge * self.weights.sum()
         for _ in range(MOST_STEPS):
-            system, slope = _newton(design, flags, coefficients)
+            system, slope = _newton(self.design, self.flags, coefficients, self.weights)
             system[np.diag_indices_from(system)] += penalty
-            step = cho_solve(cho_factor(system), slope - penalty * coefficients)
+            slope = slope - penalty * coefficients
+            step = cho_solve(cho_factor(system), slope)
             coefficients = coefficients + step
-            if np.abs(design @ step).max() < NEAR:
+            if slope @ step < 2 * LEAST_GAIN:
                 break
-        found.append(coefficients)
-    return np.array(found)
+        return coefficients

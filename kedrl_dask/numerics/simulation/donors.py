@@ -306,6 +306,8 @@ def _metric(
     if terminal.any():
         signs.append(terminal[:, None].astype(np.float64))
     responses = np.hstack(signs)
+    if not responses.shape[1]:
+        responses = np.zeros((len(inputs), 1))
     found = fit_smooth(inputs, responses, fold, seed, each=each).regression
     told = np.clip(1 - found.error, 0.0, 1.0)
     values, vectors = np.linalg.eigh(relevance(found, inputs, responses, linear=True, weights=told))

@@ -2,9 +2,9 @@
 
 (r, s') = f̂(x) + the residual of a logged transition near x; then the target policy acts at s'. The regression
 f̂ says what happens on average, and the residuals keep what is not Gaussian, what depends on x, and how reward
-and successor go together. Transitions of different kinds, those that end an episode and those that do not, or
-those whose reward is exactly zero and the others, have a model each, and a regression of the kind's chance: a
-mean over both would be a transition that never happens.
+and successor go together. Transitions of different kinds have a model each, and a regression of the kind's
+chance: those that end an episode, those that lead to a wall, those whose reward is exactly zero, and the others.
+A mean over all would be a transition that never happens.
 """
 
 from __future__ import annotations
@@ -31,9 +31,14 @@ N_GROUPS = 40
 MARGIN = 0.1
 #: Discounted weight at which a simulated return ends.
 NEGLIGIBLE = 1e-3
-#: Fewest transitions of a kind, most divisions one after the other, and the least share of the transitions
-#: that one value of a reward must have for these to be a kind.
-KIND_SIZE, MOST_DIVISIONS, LEAST_SHARE = 300, 3, 0.1
+#: Fewest transitions that end an episode or lead to a wall, for these to be a kind, and most divisions one after
+#: the other.
+KIND_SIZE, MOST_DIVISIONS = 10, 4
+#: Fewest transitions that have one value of a reward, and that have not, and the least share that have it.
+REWARD_KIND_SIZE, LEAST_SHARE = 300, 0.1
+#: Least share of distinct values among the others, for the value that a state's component has most often to be
+#: a wall: where values are rounded, or few, many are frequent.
+CONTINUOUS = 0.5
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,7 @@ class TransitionModel:
         rng = np.random.default_rng([seed, 39])
         counts = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=n_replicates)
         resampling = Resampling(index % n_groups, counts)
-        change = next_state - inputs[:, :p]
-        logged = _Logged(inputs, reward, change, terminal, index % N_FOLDS, resampling)
+        logged = _Logged(inputs, reward, next_state, terminal, index % N_FOLDS, resampling)
         states = np.vstack([inputs[:, :p], next_state[~terminal]])
         low, high = states.min(axis=0), states.max(axis=0)
         margin = MARGIN * (high - low)
@@ -203,13 +207,13 @@ def rewards_until(discount: float, negligible: float = NEGLIGIBLE) -> int:
 class _Logged(NamedTuple):
     inputs: Inputs
     reward: Points
-    change: Points
+    next_state: Points
     terminal: Mask
     fold: Indices
     resampling: Resampling
 
     def rows(self, chosen: Mask) -> _Logged:
-        points = self.inputs[chosen], self.reward[chosen], self.change[chosen]
+        points = self.inputs[chosen], self.reward[chosen], self.next_state[chosen]
         return _Logged(*points, self.terminal[chosen], self.fold[chosen], self.resampling.of(chosen))
 
 
@@ -217,23 +221,37 @@ def _fit(logged: _Logged, seed: int, each: Each, most_divisions: int) -> list[On
     """One model, or those of two kinds of transitions; of the fit and of each replicate."""
     happened = _event(logged) if most_divisions else None
     if happened is None:
-        return OneStep.fit(*logged, seed, each)
+        change = logged.next_state - logged.inputs[:, : logged.next_state.shape[1]]
+        rest = logged.terminal, logged.fold, logged.resampling
+        return OneStep.fit(logged.inputs, logged.reward, change, *rest, seed, each)
     logits = fit_chance(logged.inputs, happened, logged.fold, logged.resampling, seed, each)
     sides = (_fit(logged.rows(rows), seed, each, most_divisions - 1) for rows in (happened, ~happened))
     return [Division(*parts) for parts in zip(logits, *sides, strict=True)]
 
 
 def _event(logged: _Logged) -> Mask | None:
-    """Which transitions are of another kind than the rest, if there are enough of both."""
-    events = [logged.terminal]
-    for column in logged.reward.T:
-        values, counts = np.unique(column, return_counts=True)
-        if counts.max() >= LEAST_SHARE * len(column):
-            events.append(column == values[counts.argmax()])
-    for happened in events:
+    """Which transitions are of another kind than the rest, if there are enough of both.
+
+    They end an episode, or lead to a wall, or have a reward that is often exactly the same.
+    """
+    walls = (_wall(column, ~logged.terminal) for column in logged.next_state.T)
+    for happened in (logged.terminal, *walls):
         if min(happened.sum(), (~happened).sum()) >= KIND_SIZE:
             return happened
+    for column in logged.reward.T:
+        values, counts = np.unique(column, return_counts=True)
+        most = counts.max()
+        if most >= LEAST_SHARE * len(column) and min(most, len(column) - most) >= REWARD_KIND_SIZE:
+            return column == values[counts.argmax()]
     return None
+
+
+def _wall(column: Vector, goes_on: Mask) -> Mask:
+    """Which rows of a continuous component of the state have the value that it has most often."""
+    values, counts = np.unique(column[goes_on], return_counts=True)
+    if len(values) < 2 or len(values) - 1 < CONTINUOUS * (counts.sum() - counts.max()):
+        return np.zeros(len(column), dtype=bool)
+    return goes_on & (column == values[counts.argmax()])
 
 
 #: Arrays of a metric and of donors, in the order in which they are packed.

@@ -144,11 +144,46 @@ def test_kinds__what_never_happens_is_not_simulated():
     assert after[paid].std() == pytest.approx(0.1, rel=0.2)
 
 
+def _walled(n=2_000, seed=0):
+    """A particle that stops at a wall and starts again from there, and reaches its goal in few of the steps."""
+    rng = np.random.default_rng(seed)
+    inputs = np.column_stack([rng.uniform(0, 2, n), rng.uniform(-1, 1, n)])
+    after = np.maximum(inputs.sum(axis=1, keepdims=True) - 0.1, 0.0)
+    reward = -np.ones((n, 1)) + 0.1 * rng.normal(size=(n, 1))
+    return inputs, reward, after, after[:, 0] > 2.5, np.arange(n) // 20
+
+
+def test_kinds__a_wall_and_a_rare_end_are_sharp():
+    data = _walled()
+    assert 10 <= data[3].sum() <= 60
+    model, rng = TransitionModel.fit(*data), np.random.default_rng(3)
+    at = np.column_stack([rng.uniform(0, 2, 4_000), rng.uniform(-1, 1, 4_000)])
+    _, after, ends = model.step(at[:, :1], at[:, 1:], rng)
+    exact = np.maximum(at.sum(axis=1) - 0.1, 0.0)
+    clear = (np.abs(at.sum(axis=1) - 0.1) > 0.05) & (exact < 2.4)
+    np.testing.assert_allclose(after[clear, 0], exact[clear], atol=1e-3)
+    assert not ends[exact < 2.3].any()
+    assert ends[exact > 2.75].all()
+
+
+@pytest.mark.parametrize("decimals", [0, 1])
+def test_kinds__rounded_states_have_no_walls(decimals):
+    inputs, reward, after, _, episode = _linear(1_500)
+    after = after.round(decimals)
+    follows = TransitionModel.fit(inputs, reward, after, np.zeros(1_500, bool), episode).follows
+    assert not isinstance(follows, Division)
+
+
 def test_kinds__few_of_one_are_not_divided():
-    inputs, reward, after, ends, episode = _kinds()
-    reward += np.random.default_rng(1).normal(size=reward.shape)
-    ends[:100] = True
+    inputs, reward, after, ends, episode = _linear(1_500)
+    ends[:9] = True
     assert not isinstance(TransitionModel.fit(inputs, reward, after, ends, episode).follows, Division)
+
+
+def test_kinds__one_that_is_known_exactly():
+    inputs, _, after, ends, episode = _walled()
+    follows = TransitionModel.fit(inputs, -np.ones((2_000, 1)), after, ends, episode).follows
+    np.testing.assert_allclose(follows.yes.donors.residuals, 0.0, atol=1e-9)
 
 
 @pytest.mark.slow
