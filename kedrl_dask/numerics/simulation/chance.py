@@ -18,8 +18,8 @@ from kedrl_dask.numerics.simulation.smooth_regression import (
 )
 from kedrl_dask.utils.arrays import Features, Indices, Inputs, Mask, Matrix, Vector
 
-#: Ridges tried, largest first, as shares of the number of inputs; inputs with which they are tried, about half
-#: of them with the event if there are as many.
+#: Ridges tried, largest first, as shares of the number of inputs; inputs with which they are tried, half of
+#: them with the event if there are as many.
 RIDGES, TRIAL_INPUTS = 10.0 ** np.arange(0.0, -8.1, -1.0), 5_000
 #: Newton steps for one ridge, the gain of logarithmic likelihood below which they end, and the largest logit.
 MOST_STEPS, LEAST_GAIN, LARGEST = 12, 1e-3, 30.0
@@ -53,12 +53,13 @@ def _trial(happened: Mask, seed: int) -> tuple[Indices, Vector]:
     """Inputs of both kinds, and how many of the same kind each stands for: a rare event is not left out."""
     rng = np.random.default_rng([seed, 37])
     kinds = [rng.permutation(np.flatnonzero(happened == kind)) for kind in (True, False)]
-    half = TRIAL_INPUTS // 2
-    kept = [kind[: max(half, TRIAL_INPUTS - len(other))] for kind, other in zip(kinds, kinds[::-1], strict=True)]
-    weights = [np.full(len(few), len(all_) / len(few)) for few, all_ in zip(kept, kinds, strict=True)]
-    rows = np.concatenate(kept)
-    order = np.argsort(rows)
-    return rows[order], np.concatenate(weights)[order]
+    rows, weights = [], []
+    for kind, other in zip(kinds, kinds[::-1], strict=True):
+        kept = kind[: max(TRIAL_INPUTS // 2, TRIAL_INPUTS - len(other))]
+        rows.append(kept)
+        weights.append(np.full(len(kept), len(kind) / len(kept)))
+    order = np.argsort(np.concatenate(rows))
+    return np.concatenate(rows)[order], np.concatenate(weights)[order]
 
 
 def _resampled(
@@ -100,7 +101,7 @@ class _Weighted(NamedTuple):
     def best_ridge(self, fold: Indices) -> int:
         """Index of the ridge with the least held-out logarithmic loss."""
         parts = [fold == part for part in np.unique(fold)]
-        fitted = [np.zeros(self.design.shape[1]) for _ in parts]
+        fitted: list[Vector] = [np.zeros(self.design.shape[1]) for _ in parts]
         losses: list[float] = []
         while len(losses) < len(RIDGES) and len(losses) <= np.argmin([np.inf, *losses]) + PATIENCE:
             for i, held_out in enumerate(parts):
@@ -120,7 +121,7 @@ class _Weighted(NamedTuple):
 
     def path(self, ridges: Vector) -> Vector:
         """Coefficients of the last ridge, each begun at those of the one before."""
-        coefficients = np.zeros(self.design.shape[1])
+        coefficients: Vector = np.zeros(self.design.shape[1])
         for ridge in ridges:
             coefficients = self.fit(ridge, coefficients)
         return coefficients

@@ -3,8 +3,8 @@
 (r, s') = f̂(x) + the residual of a logged transition near x; then the target policy acts at s'. The regression
 f̂ says what happens on average, and the residuals keep what is not Gaussian, what depends on x, and how reward
 and successor go together. Transitions of different kinds have a model each, and a regression of the kind's
-chance: those that end an episode, those that lead to a wall, those whose reward is exactly zero, and the others.
-A mean over all would be a transition that never happens.
+chance: those that end an episode, those that lead to a wall, those whose reward is exactly zero, and the
+others. A mean over all would be a transition that never happens.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ N_GROUPS = 40
 MARGIN = 0.1
 #: Discounted weight at which a simulated return ends.
 NEGLIGIBLE = 1e-3
-#: Fewest transitions that end an episode or lead to a wall, for these to be a kind, and most divisions one after
-#: the other.
+#: Fewest transitions that end an episode or lead to a wall, for these to be a kind, and most divisions one
+#: after the other.
 KIND_SIZE, MOST_DIVISIONS = 10, 4
 #: Fewest transitions that have one value of a reward, and that have not, and the least share that have it.
 REWARD_KIND_SIZE, LEAST_SHARE = 300, 0.1
-#: Least share of distinct values among the others, for the value that a state's component has most often to be
-#: a wall: where values are rounded, or few, many are frequent.
+#: Least share of distinct values among the others, for the value that a state's component has most often to
+#: be a wall: where values are rounded, or few, many are frequent.
 CONTINUOUS = 0.5
 
 

@@ -145,7 +145,7 @@ def test_kinds__what_never_happens_is_not_simulated():
 
 
 def _walled(n=2_000, seed=0):
-    """A particle that stops at a wall and starts again from there, and reaches its goal in few of the steps."""
+    """A particle that stops at a wall and starts again from there, and rarely reaches its goal."""
     rng = np.random.default_rng(seed)
     inputs = np.column_stack([rng.uniform(0, 2, n), rng.uniform(-1, 1, n)])
     after = np.maximum(inputs.sum(axis=1, keepdims=True) - 0.1, 0.0)
