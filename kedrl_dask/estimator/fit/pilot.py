@@ -22,10 +22,11 @@ from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.estimator.fit.streaming import policy_facts
 from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
 from kedrl_dask.numerics.policies import Policy
+from kedrl_dask.numerics.simulation.metric_search import fit_smooth
 from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.simulation.precision import Precision, precision
 from kedrl_dask.numerics.simulation.simulator import Simulator
-from kedrl_dask.numerics.simulation.smooth_regression import fit_smooth, sensitivity
+from kedrl_dask.numerics.simulation.smooth_regression import sensitivity
 from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionModel, rewards_until
 from kedrl_dask.utils.arrays import Inputs, Matrix, Points
 

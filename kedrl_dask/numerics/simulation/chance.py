@@ -9,12 +9,11 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit
 
+from kedrl_dask.numerics.simulation.metric_search import Each, fit_smooth
 from kedrl_dask.numerics.simulation.smooth_regression import (
-    Each,
     Resampling,
     SmoothFunction,
     SmoothRegression,
-    fit_smooth,
 )
 from kedrl_dask.utils.arrays import Features, Indices, Inputs, Mask, Matrix, Vector
 

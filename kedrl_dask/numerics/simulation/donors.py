@@ -17,13 +17,12 @@ import numpy as np
 from kedrl_dask.numerics.design.points import cluster_centers
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.spectral import frequencies, waves
+from kedrl_dask.numerics.simulation.metric_search import Each, fit_smooth
 from kedrl_dask.numerics.simulation.smooth_regression import (
     LINEAR_WEIGHT,
-    Each,
     Metric,
     Resampling,
     SmoothFunction,
-    fit_smooth,
     relevance,
 )
 from kedrl_dask.utils.arrays import Features, Indices, Inputs, Mask, Points

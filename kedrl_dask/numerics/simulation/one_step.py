@@ -12,13 +12,12 @@ from scipy.linalg import block_diag
 
 from kedrl_dask.numerics.regression.input_kernel import standard_deviations
 from kedrl_dask.numerics.simulation.donors import Donors
+from kedrl_dask.numerics.simulation.metric_search import Each, fit_smooth
 from kedrl_dask.numerics.simulation.smooth_regression import (
     LINEAR_WEIGHT,
-    Each,
     Resampling,
     SmoothFunction,
     SmoothRegression,
-    fit_smooth,
 )
 from kedrl_dask.utils.arrays import Indices, Inputs, Mask, Matrix, Points
 

@@ -19,8 +19,9 @@ from scipy.special import expit
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.simulation.chance import fit_chance
 from kedrl_dask.numerics.simulation.donors import Donors
+from kedrl_dask.numerics.simulation.metric_search import Each
 from kedrl_dask.numerics.simulation.one_step import OneStep
-from kedrl_dask.numerics.simulation.smooth_regression import Each, Metric, Resampling, SmoothFunction
+from kedrl_dask.numerics.simulation.smooth_regression import Metric, Resampling, SmoothFunction
 from kedrl_dask.utils.arrays import Array, Indices, Inputs, Mask, Points, Record, Vector
 
 #: Folds of whole episodes by which regressions are cross-validated.

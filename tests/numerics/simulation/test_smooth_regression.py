@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kedrl_dask.numerics.simulation.metric_search import fit_smooth
 from kedrl_dask.numerics.simulation.potential import Potential
-from kedrl_dask.numerics.simulation.smooth_regression import Resampling, fit_smooth, relevance
+from kedrl_dask.numerics.simulation.smooth_regression import Resampling, relevance
 
 
 def _data(function, dim, n=2_000, noise=0.1, seed=0):
@@ -46,6 +47,18 @@ def test_fit_smooth__constant_responses_and_inputs():
     inputs[:, 1], responses[:] = 3.0, 7.0
     found = fit_smooth(inputs, responses, fold, seed=0).regression
     np.testing.assert_allclose(found(inputs), 7.0, atol=1e-6)
+
+
+def test_fit_smooth__finds_a_product_of_two_directions_among_many():
+    directions = np.linalg.qr(np.random.default_rng(7).normal(size=(20, 20)))[0][:, :2]
+
+    def function(x):
+        return np.prod(x @ directions, axis=1, keepdims=True) + x[:, :1]
+
+    inputs, responses, fold = _data(function, dim=20, n=1_000, noise=0.5)
+    error = fit_smooth(inputs, responses, fold, seed=0).score * responses.var() / 0.5**2
+    # Without the quadratic regression it is nearly four times the variance of the noise.
+    assert error < 1.2
 
 
 def test_gradients__are_derivatives():
