@@ -31,7 +31,7 @@ from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionM
 from kedrl_dask.utils.arrays import Inputs, Matrix, Points
 
 #: Counts up when the rules below change, so that caches of earlier ones are not mistaken for theirs.
-RULES = 3
+RULES = 4
 #: Transitions to which the model of single ones is fitted: a sample, of more.
 SAMPLE = 40_000
 #: Replicates of the model, and inputs at which their returns are compared.

@@ -30,6 +30,8 @@ N_FOLDS = 5
 N_GROUPS = 40
 #: Simulated states stay within the logged ones, this share of their range further out.
 MARGIN = 0.1
+#: Bound of what has none, in the range of floats.
+UNBOUNDED = float(np.finfo(np.float64).max)
 #: Discounted weight at which a simulated return ends.
 NEGLIGIBLE = 1e-3
 #: Fewest transitions that end an episode or lead to a wall, for these to be a kind, and most divisions one
@@ -81,14 +83,15 @@ class TransitionModel:
         Reward and change of state.
     low, high : (p,) arrays
         Bounds of the simulated states.
-    reward_dim : int
-        d.
+    reward_low, reward_high : (d,) arrays
+        Bounds of the simulated rewards: one that is never negative, or never positive, stays so.
     """
 
     follows: OneStep | Division
     low: Vector
     high: Vector
-    reward_dim: int
+    reward_low: Vector
+    reward_high: Vector
 
     @classmethod
     def fit(
@@ -132,14 +135,22 @@ class TransitionModel:
         states = np.vstack([inputs[:, :p], next_state[~terminal]])
         low, high = states.min(axis=0), states.max(axis=0)
         margin = MARGIN * (high - low)
-        bounds = low - margin, high + margin, reward.shape[1]
+        least = np.where(reward.min(axis=0) >= 0, 0.0, -UNBOUNDED)
+        most = np.where(reward.max(axis=0) <= 0, 0.0, UNBOUNDED)
+        bounds = low - margin, high + margin, least, most
         return [cls(follows, *bounds) for follows in _fit(logged, seed, each, MOST_DIVISIONS)]
+
+    @property
+    def reward_dim(self) -> int:
+        """Dimension d of the rewards."""
+        return len(self.reward_low)
 
     def step(self, state: Points, action: Points, rng: np.random.Generator) -> tuple[Points, Points, Mask]:
         """Rewards (n, d), next states (n, p), and whether the episode ends."""
         outcome, ends = self.follows.draw(np.hstack([state, action]), rng)
+        reward = np.clip(outcome[:, : self.reward_dim], self.reward_low, self.reward_high)
         following = np.clip(state + outcome[:, self.reward_dim :], self.low, self.high)
-        return outcome[:, : self.reward_dim], following, ends
+        return reward, following, ends
 
     def returns(
         self,
@@ -181,11 +192,11 @@ class TransitionModel:
 
     def pack(self) -> tuple[Vector, Record]:
         """All numbers in one array, and the layout by which :meth:`unpack` finds them again."""
-        parts: dict[str, Array] = {"low": self.low, "high": self.high}
+        parts: dict[str, Array] = {name: getattr(self, name) for name in BOUNDS}
         tree = _write(self.follows, "", parts)
         layout = {"shapes": {name: list(x.shape) for name, x in parts.items()}}
         numbers = np.concatenate([np.asarray(x, dtype=np.float64).reshape(-1) for x in parts.values()])
-        return numbers, layout | {"follows": tree, "reward_dim": self.reward_dim}
+        return numbers, layout | {"follows": tree}
 
     @classmethod
     def unpack(cls, numbers: Vector, layout: Record) -> TransitionModel:
@@ -197,7 +208,7 @@ class TransitionModel:
         pieces = np.split(numbers, np.cumsum(sizes)[:-1])
         parts = {name: x.reshape(shape) for (name, shape), x in zip(shapes.items(), pieces, strict=True)}
         follows = _read(layout["follows"], "", parts, MOST_DIVISIONS)
-        return cls(follows, parts["low"], parts["high"], int(layout["reward_dim"]))
+        return cls(follows, *(parts[name] for name in BOUNDS))
 
 
 def rewards_until(discount: float, negligible: float = NEGLIGIBLE) -> int:
@@ -255,7 +266,8 @@ def _wall(column: Vector, goes_on: Mask) -> Mask:
     return goes_on & (column == values[counts.argmax()])
 
 
-#: Arrays of a metric and of donors, in the order in which they are packed.
+#: Arrays of the bounds, of a metric and of donors, in the order in which they are packed.
+BOUNDS = ("low", "high", "reward_low", "reward_high")
 METRIC, DONORS = ("center", "scale", "directions"), ("centers", "first", "residuals", "terminal")
 
 

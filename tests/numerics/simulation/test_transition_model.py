@@ -166,6 +166,19 @@ def test_kinds__a_wall_and_a_rare_end_are_sharp():
     assert ends[exact > 2.75].all()
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_step__a_reward_that_has_one_sign_keeps_it(sign):
+    inputs, reward, after, ends, episode = _linear(1_500)
+    reward = np.hstack([sign * np.exp(0.5 * reward), reward])
+    model, rng = TransitionModel.fit(inputs, reward, after, ends, episode), np.random.default_rng(4)
+    # Far below zero the mean itself is of the wrong sign.
+    simulated, _, _ = model.step(np.full((500, 1), -4.0), np.full((500, 1), -4.0), rng)
+    assert (sign * simulated[:, 0]).min() == 0.0
+    assert simulated[:, 1].min() < -5
+    simulated, _, _ = model.step(np.full((500, 1), 1.0), np.full((500, 1), 1.0), rng)
+    assert (sign * simulated[:, 0]).min() > 0.5
+
+
 @pytest.mark.parametrize("decimals", [0, 1])
 def test_kinds__rounded_states_have_no_walls(decimals):
     inputs, reward, after, _, episode = _linear(1_500)
