@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import psutil
@@ -77,17 +78,18 @@ def examine(directory: Path, scheduler: str | None, seconds: float) -> Iterator[
 
 def _versions() -> Iterator[Check]:
     own = f"kedrl-dask {_installed('kedrl-dask') or 'not installed'}, Python {sys.version.split()[0]}"
-    known, old = [], []
+    known, unfit = [], []
     for requirement in requires("kedrl-dask") or ():
-        match = re.fullmatch(r"([\w.-]+)>=([\w.]+)", requirement)
-        if match is None:  # a requirement of an extra
+        if ";" in requirement:  # of an extra
             continue
-        found = _installed(match[1])
-        known.append(f"{match[1]} {found}")
-        if found is None or _numbers(found) < _numbers(match[2]):
-            old.append(f"{requirement}, found {found or 'none'}")
-    if old:
-        yield Check("versions", "wrong", "; ".join(old), "python -m pip install --upgrade kedrl-dask")
+        name = re.split(r"[<>=!~]", requirement)[0]
+        least, left_out = re.findall(r">=([\w.]+)", requirement), re.findall(r"!=([\w.]+)", requirement)
+        found = _installed(name)
+        known.append(f"{name} {found}")
+        if found is None or found in left_out or any(_numbers(found) < _numbers(bound) for bound in least):
+            unfit.append(f"{requirement}, found {found or 'none'}")
+    if unfit:
+        yield Check("versions", "wrong", "; ".join(unfit), "python -m pip install --upgrade kedrl-dask")
     else:
         yield Check("versions", "good", f"{own}; {', '.join(known)}")
 
@@ -115,12 +117,23 @@ def _blas() -> Check:
         for info in libraries
     )
     text = f"{words or 'none found'}; usable cores: {cores}"
+    if any(_crashes(info) for info in libraries):
+        remedy = "install another version of OpenBLAS, or of NumPy if it came with that, or use one thread: "
+        text += "; OpenBLAS 0.3.34 crashes on this processor"
+        return Check("BLAS", "wrong", text, f"{remedy}export OPENBLAS_NUM_THREADS=1")
     if not libraries:
         return Check("BLAS", "caution", text, "install NumPy from a wheel, or with OpenBLAS or MKL")
     if cores < max(info["num_threads"] for info in libraries):
         remedy = f"use no more threads than cores: export OMP_NUM_THREADS={cores}"
         return Check("BLAS", "caution", text, remedy)
     return Check("BLAS", "good", text)
+
+
+def _crashes(library: Mapping[str, Any]) -> bool:
+    """Whether several threads of a BLAS that multiply a matrix with itself end the process."""
+    found = library["internal_api"], library.get("architecture")
+    affected = found[0] == "openblas" and found[1] in ("Haswell", "Zen")
+    return affected and library["num_threads"] > 1 and _numbers(library.get("version") or "") == (0, 3, 34)
 
 
 def _memory() -> Check:
@@ -237,7 +250,8 @@ def _fit(seconds: float) -> Check:
         found = f"a small fit did not end in {seconds:g} s"
         return Check("self-test", "wrong", found, "check what else runs here, or raise the limit: --seconds")
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        silent = f"it ended with {done.returncode}" if done.returncode > 0 else _killed(-done.returncode)
+        last = (done.stderr.strip().splitlines() or [silent])[-1]
         return Check("self-test", "wrong", f"a small fit failed: {cut(last)}", f"run {' '.join(command)}")
     found = json.loads(done.stdout.splitlines()[-1])
     differences = ", ".join(f"{name} {size:.0e}" for name, size in found["differences"].items())
@@ -252,6 +266,11 @@ def _fit(seconds: float) -> Check:
         text += f"; expected at most {LARGEST_DIFFERENCE:.0e} of each"
         return Check("self-test", "wrong", text, remedy)
     return Check("self-test", "good", text)
+
+
+def _killed(number: int) -> str:
+    """What a process that ended by a signal died of."""
+    return f"it was killed by {signal.Signals(number).name}"
 
 
 class SelfTest(TypedDict):
@@ -284,6 +303,7 @@ def self_test() -> SelfTest:
             model = KEDRL(
                 simulation.DISCOUNT, input_kernel=Matern(5.5, 4.5), return_kernel=pair.settings.kernel,
                 n_atoms=60, n_basis=80, n_landmarks=120, n_features=64, n_conditioning=1_000, n_blocks=10,
+                construction="separated", centring="none",
             )  # fmt: skip
             model.fit(store, pair.target, executor=executor, progress="none")
             return model.embed(state, action, at=at)
