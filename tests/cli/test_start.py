@@ -198,6 +198,38 @@ def test_doctor__limits_of_the_process(monkeypatch):
     assert "OMP_NUM_THREADS=1" in doctor._blas().remedy
 
 
+def test_doctor__versions_that_are_left_out(monkeypatch):
+    from kedrl_dask.service import doctor
+
+    monkeypatch.setattr(doctor, "requires", lambda _: ["numpy!=2.5.4,>=2.0", "pandas>=2; extra == 'none'"])
+    monkeypatch.setattr(doctor, "_installed", {"numpy": "2.5.3", "kedrl-dask": "1"}.get)
+    (check,) = doctor._versions()
+    assert check.status == "good" and "pandas" not in check.found
+    monkeypatch.setattr(doctor, "_installed", {"numpy": "2.5.4", "kedrl-dask": "1"}.get)
+    (check,) = doctor._versions()
+    assert check.status == "wrong" and "found 2.5.4" in check.found
+
+
+def test_doctor__a_blas_that_crashes(monkeypatch):
+    from kedrl_dask.engine.clusters import opening
+    from kedrl_dask.service import doctor
+
+    blas = {"user_api": "blas", "internal_api": "openblas", "version": "0.3.34.106.0", "num_threads": 2}
+    monkeypatch.setattr(opening, "granted", lambda: (2, 2**40))
+    for kernels, status in {"SkylakeX": "good", "Zen": "wrong", "Haswell": "wrong"}.items():
+        monkeypatch.setattr(doctor, "threadpool_info", lambda own=kernels: [blas | {"architecture": own}])
+        assert doctor._blas().status == status
+    assert "OPENBLAS_NUM_THREADS=1" in doctor._blas().remedy
+
+
+def test_doctor__what_killed_a_small_fit(monkeypatch):
+    from kedrl_dask.service import doctor
+
+    died = subprocess.CompletedProcess([], -11, "", "")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: died)
+    assert "killed by SIGSEGV" in doctor._fit(1).found
+
+
 def test_doctor__what_small_fits_may_be_off_by(monkeypatch):
     """The fits themselves are run by test_determinism."""
     from kedrl_dask.service import doctor
