@@ -37,11 +37,11 @@ class FeatureKernel:
         return self.sigma**2 * np.mean(np.cos(differences @ self.frequencies.T), axis=2)
 
 
-def conditional_weights(kernel, inputs, x, ridge):
-    """Γ(x) (eq:Gamma)."""
-    n = len(inputs)
-    system = gram(kernel, inputs, inputs) + n * ridge * np.eye(n)
-    return np.linalg.solve(system, gram(kernel, inputs, [x])[:, 0])
+def conditional_weights(kernel, inputs, x, ridge, counts=None):
+    """Γ(x) (eq:Gamma), of transitions of which each may stand for several equal ones, or a part of one."""
+    counts = np.ones(len(inputs)) if counts is None else counts
+    system = gram(kernel, inputs, inputs) * counts + counts.sum() * ridge * np.eye(len(inputs))
+    return counts * np.linalg.solve(system, gram(kernel, inputs, [x])[:, 0])
 
 
 def conditional_embedding(kernel, return_kernel, inputs, responses, x, z, ridge):
@@ -104,12 +104,12 @@ class Criterion:
 
     def __init__(
         self, kernel, return_kernel, inputs, rewards, terminal, kappa, basis, grid, points, weights,
-        discount, ridge_gamma, ridge_b, mass, target_mass=1.0, negative=0.0,
+        discount, ridge_gamma, ridge_b, mass, target_mass=1.0, negative=0.0, counts=None,
     ):  # fmt: skip
         self.grid_gram = return_kernel.gram(grid, grid)
         self.basis_gram = gram(kernel, basis, basis)
         self.k = gram(kernel, points, basis)
-        self.gamma = [conditional_weights(kernel, inputs, x, ridge_gamma) for x in points]
+        self.gamma = [conditional_weights(kernel, inputs, x, ridge_gamma, counts) for x in points]
         self.phi = [kappa.T @ g for g in self.gamma]
         self.h = [h_matrix(return_kernel, grid, discount, rewards, g) for g in self.gamma]
         self.g = [g_matrix(return_kernel, grid, discount, rewards, g) for g in self.gamma]
@@ -167,10 +167,11 @@ class Criterion:
         return np.linalg.solve(hessian, -zero).reshape(shape)
 
 
-def linear_trend(inputs, rewards):
+def linear_trend(inputs, rewards, counts=1.0):
     """m(x), by least squares of the reward on (x, 1)."""
+    root = np.sqrt(counts * np.ones(len(inputs)))[:, None]
     design = np.column_stack([inputs, np.ones(len(inputs))])
-    solved = np.linalg.lstsq(design, rewards, rcond=None)[0]
+    solved = np.linalg.lstsq(root * design, root * rewards, rcond=None)[0]
     return lambda x: np.append(x, 1.0) @ solved
 
 
@@ -251,8 +252,7 @@ def replicate_waves(
     are exp(iWe)·exp(−iWδ(x)), and what the second factor changes is taken at the fit's E[exp(iWe)|x].
     """
     n, drawn = len(inputs), counts.sum()
-    rows = np.repeat(np.arange(n), counts)
-    trend, own = linear_trend(inputs, rewards), linear_trend(inputs[rows], rewards[rows])
+    trend, own = linear_trend(inputs, rewards), linear_trend(inputs, rewards, counts)
     law = RewardLaw(kernel, inputs, rewards, trend, ridge_reward)
     y = np.exp(1j * law.residuals @ frequencies.T)
     delta = np.array([own(x) - trend(x) for x in inputs])
@@ -283,12 +283,12 @@ class PairedCriterion(Criterion):
 
     def __init__(
         self, kernel, return_kernel, inputs, rewards, terminal, kappa, basis, grid, points, weights,
-        discount, ridge_gamma, ridge_b, mass, target_mass=1.0, negative=0.0,
+        discount, ridge_gamma, ridge_b, mass, target_mass=1.0, negative=0.0, counts=None,
     ):  # fmt: skip
         self.grid_gram = return_kernel.gram(grid, grid)
         self.basis_gram = gram(kernel, basis, basis)
         self.k = gram(kernel, points, basis)
-        self.gamma = [conditional_weights(kernel, inputs, x, ridge_gamma) for x in points]
+        self.gamma = [conditional_weights(kernel, inputs, x, ridge_gamma, counts) for x in points]
         self.kappa, self.terminal = kappa, terminal
         shifted = np.array([r + discount * z for r in rewards for z in grid])  # transition by transition
         self.shifted_gram = return_kernel.gram(shifted, shifted)

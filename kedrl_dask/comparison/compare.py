@@ -31,7 +31,6 @@ from kedrl_dask.estimator.fitted.model import FittedModel
 from kedrl_dask.estimator.fitted.persistence import parameters
 from kedrl_dask.estimator.fitted.rules import CODES, EDGE
 from kedrl_dask.estimator.kedrl import KEDRL
-from kedrl_dask.estimator.parameters import VERSION_ONE
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.laws.functionals import Embedding
 from kedrl_dask.numerics.laws.recovery import Recovered, RecoverySettings, recover_law
@@ -39,7 +38,7 @@ from kedrl_dask.numerics.laws.summaries import LEVELS, TAIL, Summaries, threshol
 from kedrl_dask.numerics.laws.tilting import Tilted
 from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.overlap import action_overlap
-from kedrl_dask.utils.arrays import Atoms, Matrix, Points, Real, Record, Vector, Weights
+from kedrl_dask.utils.arrays import Atoms, Points, Real, Record, Vector, Weights
 from kedrl_dask.utils.checks import as_numbers, has_control_characters, shown
 from kedrl_dask.utils.progress import Reporter
 
@@ -90,8 +89,7 @@ def compare(
         Whether the inputs are a sample to average over, such as one of initial states: each policy then has
         one law.
     n_replicates : int
-        Bootstrap replicates for intervals; 0 for none. They need a separated construction without centring,
-        which automatic settings then are: give ``centring="auto"`` its simulated returns with 0.
+        Bootstrap replicates for intervals; 0 for none.
     interval : float
         Probability with which intervals are to cover, each by itself: see
         :meth:`kedrl_dask.estimator.bootstrap.Draws.interval`. They do not see the choice of settings.
@@ -131,9 +129,7 @@ def compare(
     store = store if isinstance(store, TransitionStore) else TransitionStore.open(store)
     _check(estimator, n_replicates, {"interval": interval, "tail": tail, "levels": levels}, accept)
     asked, recovery = _inputs(store, policies, at), recovery or {}
-    settings = RecoverySettings(**recovery)
-    if n_replicates:
-        estimator = _resampled(estimator)
+    RecoverySettings(**{name: value for name, value in recovery.items() if name != "n_returns"})
     reporter, executor = Reporter(progress), checked_executor(executor)
     with workspace(store, cache) as space:
         shared: Record = {"executor": executor, "cache": space.directory, "progress": progress}
@@ -143,11 +139,6 @@ def compare(
         }
         with reporter.stage("recovery"):
             laws = _laws(models, asked, average, recovery)
-            sections = {}
-            if n_replicates:
-                sections = {name: sections_at(model.fitted_, *asked[name]) for name, model in models.items()}
-            if average:
-                sections = {name: rows.mean(axis=0, keepdims=True) for name, rows in sections.items()}
             edges = {name: _edge_mass(law) for name, law in laws.items()}
             found = []
             for name, law in laws.items():
@@ -161,7 +152,7 @@ def compare(
         }
     summaries = Summaries(tuple(levels), tail, thresholds(*laws.values()))
     with reporter.stage("summaries and differences"):
-        drawn = _Drawn(laws, sections, replicates, summaries, settings, executor)
+        drawn = _Drawn(laws, asked, average, replicates, summaries, recovery, executor)
         contrasted = _contrasted(laws, drawn, interval)
         for name, missed in drawn.missed.items():
             found += objections({"replicates": (missed, n_replicates)}, name)
@@ -218,18 +209,11 @@ def _check(
     enforce((), accept)
     parameters(estimator)  # they are written with the results
     given = estimator.get_params(deep=False)
-    if n_replicates and (given["construction"] == "paired" or given["operators"] != "features"):
+    if n_replicates and given["operators"] != "features":
         raise ValueError(
-            "compare: the bootstrap needs construction='separated' and operators='features', the estimator "
-            f"has {given['construction']!r} and {given['operators']!r}; give n_replicates=0 for no intervals"
+            f"compare: the bootstrap needs operators='features', the estimator has {given['operators']!r}; "
+            "give n_replicates=0 for no intervals"
         )
-
-
-def _resampled(estimator: KEDRL) -> KEDRL:
-    """The estimator as the bootstrap needs it, where it is automatic: separated and not centred."""
-    needed = {name: VERSION_ONE[name] for name in ("centring", "construction")}
-    plain = {name: value for name, value in needed.items() if getattr(estimator, name) == "auto"}
-    return clone(estimator).set_params(**plain)
 
 
 def _laws(
@@ -262,10 +246,11 @@ class _Drawn:
     """Summaries in all replicates, of some inputs at a time; ``missed`` counts recoveries that failed."""
 
     laws: Mapping[str, Recovered]
-    sections: Mapping[str, Matrix]
+    asked: Mapping[str, Asked]
+    average: bool
     replicates: Mapping[str, Bootstrap]
     summaries: Summaries
-    settings: RecoverySettings
+    recovery: Record
     executor: Executor
     missed: Counter[str] = field(default_factory=Counter)
 
@@ -277,17 +262,43 @@ class _Drawn:
         }
 
     def _values(self, name: str, rows: slice) -> Real:
+        find = self._simulated if isinstance(self.laws[name], Tilted) else self._on_the_grid
+        values, missed = zip(*find(name, rows), strict=True)
+        self.missed[name] += sum(missed)
+        shape = len(self.replicates[name]), -1, *values[0].shape[1:]
+        return np.concatenate(values).reshape(shape)
+
+    def _simulated(self, name: str, rows: slice) -> list[tuple[Real, int]]:
+        """Laws on returns that each replicate simulates."""
+        state, action = self.asked[name]
+        if not self.average:
+            state = np.asarray(state)[rows]
+            action = action if isinstance(action, Policy) else np.asarray(action)[rows]
+        shared = self.replicates[name], (state, action), self.average, self.recovery, self.summaries
+        numbers = range(len(self.replicates[name]))
+        return self.executor.map(_resimulated, numbers, self.executor.share(shared))
+
+    def _on_the_grid(self, name: str, rows: slice) -> list[tuple[Real, int]]:
+        """Laws on the atoms of the grid, which all replicates have in common."""
         replicates = self.replicates[name]
-        omega = self.sections[name][rows] @ replicates.coefficients
+        sections = sections_at(replicates.model.fitted_, *self.asked[name])
+        if self.average:
+            sections = sections.mean(axis=0, keepdims=True)
+        omega = sections[rows] @ replicates.coefficients
         n_replicates, n, m = omega.shape
-        flat = self.executor.share(omega.reshape(-1, m))
-        fixed = replicates.model.grid_, replicates.model.return_kernel_, self.settings, self.summaries
+        flat, settings = self.executor.share(omega.reshape(-1, m)), RecoverySettings(**self.recovery)
+        fixed = replicates.model.grid_, replicates.model.return_kernel_, settings, self.summaries
         shift = self.laws[name].shift
         shifts = None if shift is None else np.tile(shift[rows], (n_replicates, 1))
         tasks = list(even_ranges(n_replicates * n, TASK_LAWS))
-        values, missed = zip(*self.executor.map(_summarised, tasks, flat, *fixed, shifts), strict=True)
-        self.missed[name] += sum(missed)
-        return np.concatenate(values).reshape(n_replicates, n, len(self.summaries.thresholds), -1)
+        return self.executor.map(_summarised, tasks, flat, *fixed, shifts)
+
+
+def _resimulated(number: int, shared: tuple[Bootstrap, Asked, bool, Record, Summaries]) -> tuple[Real, int]:
+    """Summaries of the laws of a replicate, and how many recoveries did not converge."""
+    replicates, asked, average, recovery, summaries = shared
+    law = _law(replicates.fitted(number), *asked, average, recovery)
+    return summaries.pack(law), int((~law.converged).sum())
 
 
 def _summarised(

@@ -1,9 +1,9 @@
-"""Uncertainty by resampling trajectories: replicates of a fit from its block sums, without another pass.
+"""Uncertainty by resampling trajectories: replicates of a fit, without another pass over the data.
 
-Blocks of whole episodes are drawn with replacement, and the sums of a replicate are the stored sums of its
-blocks. Landmarks, basis, grid, kernels, ridges and conditioning points are those of the fit; a trend of the
-reward is fitted again. What remains is a regression, the operators at the conditioning points, and a solution
-that starts from the fitted coefficients.
+Blocks of whole episodes are drawn with replacement. The coefficients of a replicate are those of the fit and
+what the weights of its blocks change, to first order (:mod:`kedrl_dask.estimator.influence`); its returns are
+simulated with a model of transitions that is fitted to its blocks again, and other random numbers. What was
+chosen for the fit, such as kernels, ridges, grid and potential, stays.
 """
 
 from __future__ import annotations
@@ -18,38 +18,23 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 from scipy.special import chndtrix, ndtri, stdtrit
 
-from kedrl_dask.engine.passes.conditioning_points import Conditioning
-from kedrl_dask.engine.passes.separated_objective import BellmanObjective
-from kedrl_dask.engine.plan.partition import even_ranges, in_groups
 from kedrl_dask.engine.storage.cache import Cache
-from kedrl_dask.estimator.fit.conditioning import file_conditioning
+from kedrl_dask.estimator.fit.construction import Decision
+from kedrl_dask.estimator.fit.pilot import resample_models
 from kedrl_dask.estimator.fit.pipeline import Request, check_policy, design
-from kedrl_dask.estimator.fit.problem import Around, Prepared
-from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, recalibrate, regress
+from kedrl_dask.estimator.fit.problem import Prepared
 from kedrl_dask.estimator.fit.streaming import stream
 from kedrl_dask.estimator.fitted.model import FittedAttributes, FittedModel
-from kedrl_dask.numerics.criterion.separated import Chunk, ReturnSpace
-from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
-from kedrl_dask.numerics.kernels.spectral import as_complex, waves
-from kedrl_dask.numerics.regression.density_ratio import DensityRatio
-from kedrl_dask.numerics.regression.operators import ConditionalOperators
-from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendWaves
-from kedrl_dask.numerics.solvers import LBFGS, PCG
-from kedrl_dask.utils.arrays import Coefficients, Features, Indices, Inputs, Matrices, Real, Waves
+from kedrl_dask.estimator.influence import block_influence
+from kedrl_dask.numerics.simulation.simulator import Simulator
+from kedrl_dask.utils.arrays import Indices, Matrices, Real
 from kedrl_dask.utils.checks import MOST_SEED, check_count, check_number, check_share, shown
-from kedrl_dask.utils.exceptions import NumericalError
 from kedrl_dask.utils.progress import Reporter
 
-#: Replicates whose sums are in memory at once.
-BATCH = 10
 #: Fewest blocks of episodes that replicates can be drawn from.
 FEWEST_BLOCKS = 5
 #: Most replicates.
 MOST_REPLICATES = 10**5
-#: Relative gradient to which a replicate is solved: far below what replicates differ by.
-TOLERANCE = 1e-5
-#: Inputs at which the fit's expectations are taken to fit a trend again.
-EXPECTED_AT = 4_000
 #: Bias in standard errors at the smallest mean square error, if that falls as N^(-4/5): √(5/4 − 1).
 BIAS = 0.5
 
@@ -160,11 +145,18 @@ class Bootstrap(Generic[Model]):
     counts : (n_replicates, n_blocks) array
         How often each block of episodes was drawn: the same for every policy on the same data, so that
         differences between policies can be taken replicate by replicate.
+    simulators : tuple of Simulator or None
+        Returns of each replicate, of a model that simulates them.
     """
 
     model: Model
     coefficients: Matrices
     counts: Indices
+    simulators: tuple[Simulator, ...] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of replicates."""
+        return len(self.coefficients)
 
     def apply(self, function: Callable[[Model], npt.ArrayLike]) -> Draws:
         """Any function of a fitted model's coefficients, in the fit and in the replicates.
@@ -172,51 +164,36 @@ class Bootstrap(Generic[Model]):
         Answers that would mislead are refused for the fit, never for a replicate. For intervals of embedding
         values: ``bootstrap.apply(lambda model: model.embed(state, action, at=z)).interval(0.9)``.
         """
-        estimate = np.asarray(function(self._with(self.model.fitted_)))
+        estimate = np.asarray(function(self.model))
         values = np.stack([np.asarray(function(replica)) for replica in self._replicas()])
         return Draws(estimate, values, self.counts)
 
     def _replicas(self) -> Iterator[Model]:
-        for coefficients in self.coefficients:
-            yield self._with(replace(self.model.fitted_, coefficients=coefficients, is_replicate=True))
+        for number in range(len(self)):
+            replica = copy(self.model)
+            replica.fitted_ = self.fitted(number)
+            yield replica
 
-    def _with(self, fitted: FittedModel) -> Model:
-        """The model without simulated returns, which would be the same in every replicate."""
-        replica = copy(self.model)
-        replica.fitted_ = replace(fitted, simulator=None)
-        return replica
+    def fitted(self, number: int) -> FittedModel:
+        """The fitted model of a replicate."""
+        simulator = None if self.simulators is None else self.simulators[number]
+        own = {"coefficients": self.coefficients[number], "simulator": simulator}
+        return replace(self.model.fitted_, **own, is_replicate=True)
 
 
 def run_bootstrap(
     model: Model, request: Request, n_replicates: int, random_state: int, cache: Cache, reporter: Reporter
 ) -> Bootstrap[Model]:
-    """Resample and solve; see :meth:`kedrl_dask.KEDRL.bootstrap`."""
-    settings, store, policy, executor = request.settings, request.store, request.policy, request.executor
-    if model.fitted_.construction != "separated" or settings.operators != "features":
-        raise ValueError(
-            "bootstrap: block sums are kept only for construction='separated' with operators='features', and "
-            f"this fit is {model.fitted_.construction} with {settings.operators}; fit with "
-            "construction='separated', and centring='none' if that is refused"
-        )
-    settings = replace(settings, construction="separated")
+    """Resample; see :meth:`kedrl_dask.KEDRL.bootstrap`."""
     check_count("bootstrap: n_replicates", n_replicates, least=2, most=MOST_REPLICATES)
     check_count("bootstrap: random_state", random_state, least=0, most=MOST_SEED)
+    _check(model.fitted_, request)
+    settings, store, policy, executor = request.settings, request.store, request.policy, request.executor
     fitted = model.fitted_
-    facts = fitted.diagnostics
-    if (store.fingerprint, store.base.fingerprint) != (facts["data"], facts.get("design", facts["data"])):
-        raise ValueError(
-            f"bootstrap: {store.path} does not hold the transitions that the model was fitted on"
-        )
-    check_policy(policy, store)
-    if repr(policy) != fitted.diagnostics["policy"]:
-        raise ValueError(
-            f"bootstrap: the model was fitted for {shown(fitted.diagnostics['policy'])}, not for "
-            f"{shown(policy)}; give the policy of the fit"
-        )
     with reporter.stage("design"):
         store, choices, pilot = design(settings, store, policy, cache, executor)
-        prior = None if pilot is None else choices.prior(pilot.inputs, pilot.returns)
-    settings = choices.settle(settings)
+    decision = Decision(fitted.construction, "given", {})
+    settings, choices = decision.settle(choices.settle(settings), choices)
     streamed = stream(settings, store, policy, choices, executor, cache, reporter)
     n_blocks = len(streamed.blocks[0])
     if n_blocks < FEWEST_BLOCKS:
@@ -230,120 +207,39 @@ def run_bootstrap(
         settings, store, choices, fitted.operators, fitted.ridges, fitted.ridge_b, fitted.mass_penalty,
         replace(request, settings=settings, store=store).plan(cache), executor, cache,
     )  # fmt: skip
-    around = fitted.operators.trend
-    inputs = choices.sample.inputs
-    expected = None if around is None else ExpectedWaves.build(fitted.operators, around, inputs)
-    found = []
-    with reporter.stage("replicates", n_replicates) as advance:
-        for first, last in even_ranges(n_replicates, BATCH):
-            for sums in _weighted_sums(streamed.blocks, choices.features, counts[first:last]):
-                if expected is not None:
-                    trend, sums = expected.refit_trend(sums)
-                    start = replace(start, choices=replace(choices, trend=trend))
-                found.append(_replicate(start, sums, streamed.continuation.ratio, fitted.coefficients, prior))
-                advance()
-    return Bootstrap(model, np.stack(found), counts)
-
-
-def _weighted_sums(
-    blocks: list[StoredBlocks], features: NystromFeatures, counts: Indices
-) -> Iterator[RegressionSums]:
-    """Sums of several replicates; each block is read once for all of them."""
-    totals: dict[str, Real] = {}
-    for of_kind in blocks:
-        for name in of_kind.names:
-            totals[name] = np.zeros((len(counts), *of_kind.shape(name)))
-            for number in range(len(of_kind)):
-                block = of_kind.read(name, number)
-                for replicate in np.flatnonzero(counts[:, number]):  # zero times infinity is NaN
-                    totals[name][replicate] += counts[replicate, number] * block
-    for name in {"reward", "terminal", "continuation"} & set(totals):
-        totals[name] = features.complete_sums(totals[name])
-    for i in range(len(counts)):
-        yield RegressionSums(**{name: total[i : i + 1] for name, total in totals.items()})
-
-
-@dataclass(frozen=True)
-class ExpectedWaves:
-    """Expectations of exp(iWe), e = r − m(x), under the fit at some logged inputs.
-
-    With the trend m + δ of a replicate the residual's waves are exp(iWe) ⊙ exp(−iWδ(x)). What the second
-    factor changes in their sums is taken at the expectation of the first: δ is of the order of N^(-1/2), and
-    what that leaves out of N⁻¹.
-    """
-
-    around: TrendWaves  # the fit's trend m
-    inputs: Inputs
-    features: Features  # ψ
-    reward: Waves  # E[exp(iWe)|x]
-    terminal: Waves | None  # E[1{terminal} exp(iWe)|x]
-
-    @classmethod
-    def build(cls, operators: ConditionalOperators, around: TrendWaves, inputs: Inputs) -> ExpectedWaves:
-        """By the operators of the fit, at no more than ``EXPECTED_AT`` of the inputs."""
-        inputs = inputs[:: -(-len(inputs) // EXPECTED_AT)]
-        psi = operators.features(inputs)
-        terminal = None if operators.terminal is None else psi @ operators.terminal
-        return cls(around, inputs, psi, around.mean + psi @ operators.reward, terminal)
-
-    def refit_trend(self, sums: RegressionSums) -> tuple[LinearTrend, RegressionSums]:
-        """The trend of a replicate, and its sums around this, given those around m."""
-        before = self.around.trend
-        trend = before.refit(sums.trend_moments)
-        turned = as_complex(waves(before(self.inputs) - trend(self.inputs), self.around.frequencies))
-        turned -= 1
-        share = sums.n_transitions / len(self.inputs)
-
-        def change(expected: Waves) -> Waves:
-            return share * (turned * as_complex(expected)).view(np.float64)
-
-        reward, terminal = change(self.reward), sums.terminal
-        if terminal is not None and self.terminal is not None:
-            terminal = terminal + self.features.T @ change(self.terminal)
-        return trend, replace(
-            sums,
-            reward=sums.reward + self.features.T @ reward,
-            reward_sum=sums.reward_sum + reward.sum(axis=0),
-            terminal=terminal,
-        )
-
-
-@dataclass(frozen=True)
-class _Resampled(Conditioning):
-    """Conditioning points of a replicate, which are not stored."""
-
-    def load(self, rows: tuple[int, int]) -> Chunk:
-        """Compute the chunk, which stays in memory."""
-        return self.compute(rows)
-
-
-def _replicate(
-    start: Prepared,
-    sums: RegressionSums,
-    ratio: DensityRatio | None,
-    coefficients: Coefficients,
-    prior: Coefficients | None,
-) -> Coefficients:
-    """B of a replicate, from its sums."""
-    choices, settings, executor = start.choices, start.settings, start.executor
-    if ratio is not None and ratio.clip is not None:
-        _, sums = recalibrate(ratio, sums)
-    operators = regress(choices, sums, start.ridges)
     whitening = choices.basis.whitening
-    whitened = replace(operators, continuation=operators.continuation @ whitening)
-    filed = file_conditioning(settings, start.store, operators.kernel, start.cache)
-    problem = BellmanObjective(
-        executor,
-        _Resampled(filed, filed, whitened, choices.basis, settings.dtype),
-        in_groups(settings.ranges(start.store.base.n_transitions), executor.n_threads),
-        "resident" if start.plan.residency == "resident" else "recomputed",
-        ReturnSpace.build(choices.grid, choices.frequencies, settings.discount, choices.return_kernel),
-        start.penalties,
-        start.ridge_b,
-    )
-    solver = PCG(TOLERANCE) if problem.is_quadratic else LBFGS(TOLERANCE)
-    center = np.zeros(problem.shape) if prior is None else prior
-    solution = solver.solve(Around(problem, center), start=solve_triangular(whitening, coefficients) - center)
-    if not solution.result.ok:
-        raise NumericalError(f"bootstrap: a replicate was not solved: {solution.result.value}")
-    return whitening @ (center + solution.coefficients)
+    whitened = solve_triangular(whitening, fitted.coefficients)
+    influence = whitening @ block_influence(start, streamed, whitened, reporter)
+    found = fitted.coefficients + np.tensordot(counts - 1.0, influence, 1)
+    if pilot is None:
+        return Bootstrap(model, found, counts, None)
+    with reporter.stage("models of transitions"):
+        models = resample_models(settings, request.store, cache, counts, executor.n_threads)
+    simulators = [
+        Simulator(one, policy, settings.discount, settings.random_state, stream)
+        for stream, one in enumerate(models)
+    ]
+    model = copy(model)
+    model.fitted_ = replace(fitted, simulator=simulators[0])  # it may be unknown of a loaded model
+    return Bootstrap(model, found, counts, tuple(simulators[1:]))
+
+
+def _check(fitted: FittedModel, request: Request) -> None:
+    """Refuse other data, another policy, and operators of which no block sums are kept."""
+    settings, store, policy = request.settings, request.store, request.policy
+    if settings.operators != "features":
+        raise ValueError(
+            "bootstrap: block sums are kept only with operators='features', and this fit has "
+            f"operators={settings.operators!r}"
+        )
+    facts = fitted.diagnostics
+    if (store.fingerprint, store.base.fingerprint) != (facts["data"], facts.get("design", facts["data"])):
+        raise ValueError(
+            f"bootstrap: {store.path} does not hold the transitions that the model was fitted on"
+        )
+    check_policy(policy, store)
+    if repr(policy) != facts["policy"]:
+        raise ValueError(
+            f"bootstrap: the model was fitted for {shown(facts['policy'])}, not for {shown(policy)}; give "
+            "the policy of the fit"
+        )

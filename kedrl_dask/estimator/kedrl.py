@@ -123,10 +123,9 @@ class KEDRL(FittedAttributes, BaseEstimator):
     array([[0.8, 0. ]])
     >>> model.operator_blocks(*at).H.shape
     (1, 50, 50)
-    >>> plain = KEDRL(0.5, construction="separated", centring="none", **small)
-    >>> draws = plain.fit(store, policy, progress="none").bootstrap(store, policy, 5, progress="none")
-    >>> draws.apply(lambda m: m.bellman_risk(*at)).values.shape
-    (5, 1)
+    >>> replicates = model.bootstrap(store, policy, 5, progress="none")
+    >>> replicates.apply(lambda m: m.recover(*at).mean()).values.shape
+    (5, 1, 1)
     >>> model.save("model.zarr")
     >>> KEDRL.load("model.zarr").recover(*at).mean() == law.mean()
     array([[ True]])
@@ -320,8 +319,8 @@ class KEDRL(FittedAttributes, BaseEstimator):
         Automatic settings stay as the fit chose them, so that intervals do not cover their choice. ``store``
         and ``policy`` must be those of the fit; with its ``cache`` no pass over the data is needed. Policies
         to be compared need the same ``random_state``. ``apply(function)`` of the result gives any function
-        of the fitted model with its replicates, standard errors and intervals. Only separated fits have
-        replicates, and ``recover`` inverts the embedding in them: simulated returns are not resampled.
+        of the fitted model with its replicates, standard errors and intervals. Coefficients of replicates
+        are those of the fit and their first-order change; returns are simulated anew in each.
         """
         check_is_fitted(self)
         request = Request(*self._prepared(store), policy, checked_executor(executor), None)

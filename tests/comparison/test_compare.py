@@ -14,8 +14,10 @@ from kedrl_dask.comparison import frames
 from kedrl_dask.comparison.contrasts import dominance
 from kedrl_dask.engine.clusters.local import local_cluster
 from kedrl_dask.engine.execute.threads import ThreadExecutor
+from kedrl_dask.estimator.fitted.findings import CODES
 from kedrl_dask.numerics.laws.mixture import Mixture
 from kedrl_dask.numerics.laws.summaries import thresholds
+from kedrl_dask.numerics.laws.tilting import Tilted
 from kedrl_dask.numerics.policies.overlap import action_overlap
 from tests.conftest import make_episodes
 from tests.estimator.fitted.test_answers import ACTION, OTHER, POLICY, STATE
@@ -359,12 +361,33 @@ def test_recovery__settings_hold_for_all(store):
     assert "standard_error" not in found.table
 
 
-def test_paired__without_intervals(store):
+@pytest.mark.slow
+def test_paired__with_intervals(store):
     settings = SETTINGS | {"construction": "paired"}
-    found = run(store, {"rev": POLICY}, settings=settings)
+    found = run(store, {"rev": POLICY}, settings=settings, n_replicates=4)
     assert found.models["rev"].target_ is not None
+    assert (found.dataset["mean_standard_error"] > 0).all()
+
+
+def test_exact_operators__have_no_intervals(store):
     with pytest.raises(ValueError, match="give n_replicates=0"):
-        run(store, settings=settings, n_replicates=4)
+        run(store, settings=SETTINGS | {"operators": "exact"}, n_replicates=4)
+
+
+@pytest.mark.slow
+def test_centred__laws_and_intervals_are_of_simulated_returns(tmp_path):
+    """Every replicate simulates with a model of its own; a policy does not differ from itself."""
+    arrays = make_episodes(25, 25)
+    store = TransitionStore.from_arrays(tmp_path / "store", **arrays)
+    same = {"a": POLICY, "b": POLICY}
+    estimator = KEDRL(0.6, centring="auto", construction="separated", **SETTINGS)
+    found = compare(
+        store, same, (STATE, ACTION), estimator, n_replicates=3, accept=tuple(CODES), progress="none"
+    )
+    assert isinstance(found.laws["a"], Tilted)
+    assert (found.dataset["mean_standard_error"] > 0).all()
+    np.testing.assert_array_equal(found.dataset["mean_difference"], 0)
+    np.testing.assert_array_equal(found.dataset["mean_difference_standard_error"], 0)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Replicates of a fit: each is the literal fit of the resampled episodes."""
+"""Replicates of a fit: first-order changes of the literal fit, and returns of resampled models."""
 
 from __future__ import annotations
 
@@ -57,52 +57,72 @@ def bootstrap(model, store, policy, **options):
     return model.bootstrap(store, policy, executor=ThreadExecutor(2), progress="none", **options)
 
 
-def literal(model, store, policy, counts, eta=None):
+def literal(model, store, policy, counts):
     """The minimiser of the literal criterion on episodes repeated as often as they were drawn."""
-    t = store.transitions()
-    rows = np.repeat(np.arange(len(t)), counts[np.unique(t.episode, return_inverse=True)[1]])
-    if eta is None:
+    t, ratio = store.transitions(), model.ratio_
+    episode = np.unique(t.episode, return_inverse=True)[1]
+    if ratio is None:
         kappa = dense.continuation_sampled(
             model.input_kernel_, model.basis_, t.next_state, t.terminal, policy, 3
         )
     else:
+        # The density ratio is that of the fit, scaled to the mean of the episodes that were drawn.
         successor = np.hstack([t.next_state, t.next_action])
+        eta, drawn = ratio(successor), counts[episode] * ~t.terminal
+        eta = eta * drawn.sum() / (drawn @ eta)
         kappa = dense.continuation_ratio(model.input_kernel_, model.basis_, successor, t.terminal, eta)
+    kind = dense.PairedCriterion if model.construction_ == "paired" else dense.Criterion
     features = dense.FeatureKernel(model.frequencies_, model.return_kernel_.sigma)
     points, weights = some_points()
-    criterion = dense.Criterion(
-        model.input_kernel_, features, t.inputs[rows], t.reward[rows], t.terminal[rows], kappa[rows],
-        model.basis_, model.grid_, points, weights / weights.sum(), DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS,
+    criterion = kind(
+        model.input_kernel_, features, t.inputs, t.reward, t.terminal, kappa, model.basis_, model.grid_,
+        points, weights / weights.sum(), DISCOUNT, RIDGE_GAMMA, RIDGE_B, MASS, counts=counts[episode],
     )  # fmt: skip
     return criterion.minimiser(model.coefficients_.shape)
 
 
+def literal_influence(minimiser, n_blocks, step=1e-3):
+    """Derivatives of the minimiser by the weight of each block."""
+    changes = step * np.eye(n_blocks)
+    return np.stack([(minimiser(1 + change) - minimiser(1 - change)) / (2 * step) for change in changes])
+
+
+def check_replicates(found, model, influence):
+    """They are the fit and its first-order changes; differences of weights leave a thousandth."""
+    assert found.counts.shape == (len(found), len(influence))
+    assert (found.counts.sum(axis=1) == len(influence)).all()
+    expected = np.tensordot(found.counts - 1, influence, 1)
+    changed = found.coefficients - model.coefficients_
+    assert np.abs(changed - expected).max() < 5e-3 * np.abs(expected).max()
+
+
 @pytest.fixture
 def exactly(monkeypatch):
-    monkeypatch.setattr("kedrl_dask.estimator.bootstrap.TOLERANCE", 1e-13)
+    monkeypatch.setattr("kedrl_dask.estimator.influence.TOLERANCE", 1e-10)
 
 
 @pytest.mark.slow
-def test_replicates__are_fits_of_the_resampled_episodes(any_store, policy, kernels, exactly):
-    model = fitted(any_store, policy, kernels)
-    found = bootstrap(model, any_store, policy, n_replicates=5)
-    assert found.counts.shape == (5, 6)
-    assert (found.counts.sum(axis=1) == 6).all()
-    for counts, coefficients in list(zip(found.counts, found.coefficients, strict=True))[::2]:
-        close(coefficients, literal(model, any_store, policy, counts))
+@pytest.mark.parametrize("construction", ["separated", "paired"])
+@pytest.mark.parametrize("continuation", ["sampled", "ratio"])
+def test_replicates__are_first_order_changes_of_the_literal_fit(
+    any_store, policy, kernels, exactly, construction, continuation
+):
+    given = {"construction": construction, "continuation": continuation}
+    if continuation == "ratio":
+        given["ratio"] = ULSIF(n_centers=8, ridge=1e-2, clip=1.5)
+    model = fitted(any_store, policy, kernels, **given)
+    found = bootstrap(model, any_store, policy, n_replicates=4)
+    influence = literal_influence(lambda counts: literal(model, any_store, policy, counts), 6)
+    check_replicates(found, model, influence)
 
 
 @pytest.mark.slow
-def test_replicates__ratio(any_store, policy, kernels, exactly):
-    """The density ratio is that of the fit, scaled to the mean of the episodes that were drawn."""
-    options = ULSIF(n_centers=8, ridge=1e-2, clip=1.5)
-    model = fitted(any_store, policy, kernels, continuation="ratio", ratio=options)
-    found = bootstrap(model, any_store, policy, n_replicates=2)
-    t = any_store.transitions()
-    eta = model.ratio_(np.hstack([t.next_state, t.next_action]))
-    drawn = found.counts[1][np.unique(t.episode, return_inverse=True)[1]] * ~t.terminal
-    scaled = eta * drawn.sum() / (drawn @ eta)
-    close(found.coefficients[1], literal(model, any_store, policy, found.counts[1], scaled))
+def test_replicates__matrix_free(store, policy, kernels, exactly):
+    given = {"construction": "paired", "paired_form": "contracted"}
+    contracted = bootstrap(fitted(store, policy, kernels, **given), store, policy, n_replicates=3)
+    given["paired_form"] = "matrix-free"
+    found = bootstrap(fitted(store, policy, kernels, **given), store, policy, n_replicates=3)
+    close(found.coefficients, contracted.coefficients, 1e-6)
 
 
 @pytest.mark.slow
@@ -143,11 +163,14 @@ def test_apply__standard_errors_intervals_and_differences(model, store, policy, 
 
 
 @pytest.mark.slow
-def test_negative_penalty__replicates_too(store, policy, kernels):
-    penalised = fitted(store, policy, kernels, negative_penalty=0.5, solver=LBFGS())
-    found = bootstrap(penalised, store, policy, n_replicates=2)
+def test_negative_penalty__replicates_too(store, policy, kernels, exactly):
+    """Where no coefficient changes its sign the Hessian is that of the penalised criterion."""
+    penalised = fitted(store, policy, kernels, negative_penalty=0.5, solver=LBFGS(1e-10))
+    plain = fitted(store, policy, kernels)
+    found, others = (bootstrap(model, store, policy, n_replicates=3) for model in (penalised, plain))
     assert np.isfinite(found.coefficients).all()
-    assert np.abs(found.coefficients[0] - penalised.coefficients_).max() > 1e-6
+    changed = found.coefficients - penalised.coefficients_
+    assert np.abs(changed - (others.coefficients - plain.coefficients_)).max() > 1e-6
 
 
 def test_interval__methods():
@@ -197,11 +220,11 @@ def test_bootstrap__refuses(model, store, policy, n_replicates):
 
 
 @pytest.mark.slow
-def test_bootstrap__refuses_other_data_paired_and_few_blocks(model, store, policy, kernels, tmp_path):
+def test_bootstrap__refuses_other_data_exact_operators_few_blocks(model, store, policy, kernels, tmp_path):
     other = TransitionStore.from_arrays(tmp_path / "other", **make_episodes(6, 6))
     with pytest.raises(ValueError, match="does not hold the transitions"):
         bootstrap(model, other, policy)
-    with pytest.raises(ValueError, match="separated"):
-        bootstrap(fitted(store, policy, kernels, construction="paired"), store, policy)
+    with pytest.raises(ValueError, match="operators='features'"):
+        bootstrap(fitted(store, policy, kernels, operators="exact"), store, policy)
     with pytest.raises(ValueError, match="too few to draw from"):
         bootstrap(fitted(store, policy, kernels, n_blocks=3), store, policy)

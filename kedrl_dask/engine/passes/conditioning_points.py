@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
+from kedrl_dask.engine.passes.chunk_sums import Source
 from kedrl_dask.engine.plan.partition import Range
 from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.numerics.criterion.separated import Chunk
@@ -19,6 +21,21 @@ def read_inputs(path: Path, rows: Range) -> tuple[Inputs, Weights]:
     """Inputs and weights of some of the stored points."""
     points = ArrayStore.open(path, CONDITIONING_KIND)
     return points.read("input", *rows), points.read("weight", *rows)
+
+
+class PointSource(Source[Chunk], Protocol):
+    """Conditioning points, and how the terms of the criterion are computed there."""
+
+    @property
+    def basis(self) -> NystromFeatures:
+        """Gives k̃."""
+
+    @property
+    def dtype(self) -> Precision:
+        """Precision of the chunks and of products with them."""
+
+    def sample_rewards(self, n_points: int, at_most: int) -> Features:
+        """ρ at evenly spaced points, the same however the points are divided into chunks."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,7 @@ class Conditioning:
         return replace(chunk, basis=self.basis(inputs)).astype(self.dtype)
 
     def sample_rewards(self, n_points: int, at_most: int) -> Features:
-        """ρ at evenly spaced points, the same however the points are divided into chunks."""
+        """See :class:`PointSource`."""
         points = ArrayStore.open(self.points, CONDITIONING_KIND)
         inputs = points.read("input", 0, n_points)[:: -(-n_points // at_most)]
         return self.operators.target(inputs, self.operators.features(inputs))["reward_waves"]

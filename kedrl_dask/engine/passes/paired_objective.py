@@ -23,7 +23,9 @@ from kedrl_dask.utils.arrays import Coefficients, Indices, Matrix, Precision
 
 
 class Target(Protocol):
-    """A form of the paired target."""
+    """A form of the paired target at the conditioning points."""
+
+    points: Points
 
     def value_and_gradient(self, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
         """Σϱ(σ²/Q)‖f‖² over the conditioning points, and its gradient with respect to C.
@@ -36,6 +38,9 @@ class Target(Protocol):
 
     def __call__(self, coefficients: Coefficients) -> Matrix:
         """D + τ, the coefficients of the target in the features ψ; (r, 2Q)."""
+
+    def adjoint(self, by_target: Matrix) -> Coefficients:
+        """The transpose of C to D, (r, 2Q) to (L, m)."""
 
 
 @dataclass(eq=False)
@@ -71,6 +76,10 @@ class ContractedTarget:
         groups = self.blocks.each(_forward_group, self.executor.share(coefficients))
         return np.hstack([part for group in groups for part in group])
 
+    def adjoint(self, by_target: Matrix) -> Coefficients:
+        """See :class:`Target`; in this process, with the operator that was read once."""
+        return paired.adjoint(self._in_memory.operator, self._in_memory.space.shifted_waves, by_target)
+
 
 def _forward_group(blocks: Numbered[FrequencyBlock], coefficients: Coefficients) -> list[Matrix]:
     return [paired.target(block, coefficients) for _, block in blocks]
@@ -94,7 +103,8 @@ class SweptTarget:
         self._factor = cho_factor(self.gram, lower=True)
         self._spaces = {kind: self.executor.share(self.space.astype(kind)) for kind in {self.dtype, EXACT}}
 
-    def _adjoint(self, by_target: Matrix, dtype: Precision) -> Coefficients:
+    def adjoint(self, by_target: Matrix, dtype: Precision = EXACT) -> Coefficients:
+        """See :class:`Target`; products are in a precision."""
         by_sums = self.features.complete_sums_adjoint(cho_solve(self._factor, by_target))
         # Scaled to a maximum of one, entries neither underflow nor overflow in single precision.
         size = float(np.abs(by_sums).max()) or 1.0
@@ -105,7 +115,7 @@ class SweptTarget:
     def _over(self, points: Points, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:
         target, exact = self(coefficients, with_terminal), coefficients.astype(EXACT)
         square, by_basis, by_target = paired.residual(points, self.space.grid_waves, exact, target)
-        gradient = by_basis + self._adjoint(by_target, coefficients.dtype)
+        gradient = by_basis + self.adjoint(by_target, coefficients.dtype)
         return self.space.scale * square, 2 * self.space.scale * gradient
 
     def value_and_gradient(self, coefficients: Coefficients, with_terminal: bool) -> ValueAndGradient:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kedrl_dask.engine.execute.executor import Executor
 from kedrl_dask.engine.passes.chunk_sums import ChunkSums
-from kedrl_dask.engine.passes.conditioning_points import Conditioning
+from kedrl_dask.engine.passes.conditioning_points import PointSource
 from kedrl_dask.engine.plan.partition import Range
 from kedrl_dask.engine.plan.stage_costs import Residency
 from kedrl_dask.numerics.criterion import separated
@@ -94,7 +94,7 @@ class BellmanObjective(Objective):
     def __init__(
         self,
         executor: Executor,
-        points: Conditioning,
+        points: PointSource,
         groups: Sequence[Sequence[Range]],
         residency: Residency,
         space: Space,

@@ -77,12 +77,13 @@ class Pairing:
             held = ChunkSums(executor, operator, in_groups(blocks, executor.n_threads), residency)
             return ContractedTarget(executor, operator, held, compressed.points, dtype)
         pieces = row_ranges(start.store.n_rows, sweep_groups(start.store.n_rows))
-        swept = ChunkSums(executor, self._rows(), in_groups(pieces, executor.n_threads), residency)
+        swept = ChunkSums(executor, self.rows(), in_groups(pieces, executor.n_threads), residency)
         gram, features = self.sums.gram.sum(axis=0), start.choices.features
         gram = gram + self.sums.n_transitions * start.ridges.gamma * np.eye(len(gram))
         return SweptTarget(executor, swept, compressed.points, features, gram, space, terminal, dtype)
 
-    def _rows(self) -> PairedRows:
+    def rows(self) -> PairedRows:
+        """The transitions, in the form that the target needs."""
         choices, dtype, source = self.start.choices, self.start.settings.dtype, self.start.store.source
         features, basis = choices.features.astype(dtype), choices.basis.astype(dtype)
         return PairedRows(source, features, basis, choices.frequencies, self.continuation)
@@ -129,7 +130,7 @@ class Pairing:
         path = self.start.cache.open("paired-sums", facts, create)
         chunks = [(start, min(start + chunk, n_waves)) for start in range(0, n_waves, chunk)]
         done = self._links(path, len(chunks), [spec.name for spec in specs])
-        task = self.start.executor.share(Contraction(self._rows(), path))
+        task = self.start.executor.share(Contraction(self.rows(), path))
         for link, rows in enumerate(pieces):
             shards = self._shards([i for i, n_links in enumerate(done) if n_links <= link])
             which = [(chunks[shard[0]][0], chunks[shard[-1]][1]) for shard in shards]

@@ -26,9 +26,9 @@ from kedrl_dask.numerics.simulation.metric_search import fit_smooth
 from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.simulation.precision import Precision, precision
 from kedrl_dask.numerics.simulation.simulator import Simulator
-from kedrl_dask.numerics.simulation.smooth_regression import sensitivity
+from kedrl_dask.numerics.simulation.smooth_regression import Resampling, sensitivity
 from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionModel, rewards_until
-from kedrl_dask.utils.arrays import Inputs, Matrix, Points
+from kedrl_dask.utils.arrays import Indices, Inputs, Matrix, Points
 
 #: Counts up when the rules below change, so that caches of earlier ones are not mistaken for theirs.
 RULES = 4
@@ -89,8 +89,7 @@ def run_pilot(
     facts |= {name: getattr(settings, name) for name in ("discount", "random_state")}
 
     def make(path: Path) -> None:
-        size = DESIGN_SAMPLE if store.n_transitions <= DESIGN_SAMPLE else SAMPLE
-        sample = draw_sample(store, cache, settings.random_state, size)
+        sample = _sample(settings, store, cache)
         with ThreadPoolExecutor(n_threads) as pool:
             found = _simulate(settings, sample, policy, pool)
         numbers, layout = found.model.pack()
@@ -108,10 +107,33 @@ def run_pilot(
     return Pilot(potential, inputs, returns, model, found, filed.read("relevance"))
 
 
+def resample_models(
+    settings: Settings, store: TransitionStore, cache: Cache, counts: Indices, n_threads: int
+) -> list[TransitionModel]:
+    """The model of single transitions again, and those of replicates.
+
+    Each of these has the blocks of episodes of the fit so many times as a row of ``counts`` says.
+    """
+    edges = store.block_edges(settings.n_blocks)
+    sample = _sample(settings, store.base, cache)
+    block = np.searchsorted(edges, sample.rows, side="right") - 1
+    logged = sample.inputs, sample.reward, sample.next_state, sample.terminal, sample.episode
+    with ThreadPoolExecutor(n_threads) as pool:
+        resampling = Resampling(block, counts)
+        return TransitionModel.fit_replicates(*logged, resampling, settings.random_state, pool.map)
+
+
+def _sample(settings: Settings, store: TransitionStore, cache: Cache) -> Transitions:
+    """The transitions to which the model of single ones is fitted, with the rewards that were logged."""
+    size = DESIGN_SAMPLE if store.n_transitions <= DESIGN_SAMPLE else SAMPLE
+    return draw_sample(store, cache, settings.random_state, size)
+
+
 def _simulate(settings: Settings, sample: Transitions, policy: Policy, pool: ThreadPoolExecutor) -> Pilot:
     seed, discount, p = settings.random_state, settings.discount, sample.next_state.shape[1]
     logged = sample.inputs, sample.reward, sample.next_state, sample.terminal, sample.episode
-    models = TransitionModel.fit_replicates(*logged, N_REPLICATES, seed, pool.map)
+    resampling = Resampling.drawn(sample.episode, N_REPLICATES, seed)
+    models = TransitionModel.fit_replicates(*logged, resampling, seed, pool.map)
     rng = np.random.default_rng([seed, 33])
     size = int(np.clip(STEPS // rewards_until(discount), FEWEST_RETURNS, MOST_RETURNS))
     rows = np.sort(rng.choice(len(sample), size, replace=size > len(sample)))

@@ -47,7 +47,7 @@ def _condition(
     dtype, m = settings.dtype, len(choices.grid)
     sizes = {"point": n_points, "input_dim": inputs.shape[1], "basis": choices.basis.rank}
     sizes |= {"wave": operators.reward.shape[1], "atom": m, "atom_again": m}
-    whitened = replace(operators, continuation=operators.continuation @ choices.basis.whitening)
+    whitened = operators.whitened(choices.basis)
 
     def create(kind: str, path: Path) -> None:
         is_shared = kind == "conditioning"

@@ -125,7 +125,8 @@ class FittedEmbedding(Embedding):
             divergence = self.model.diagnostics["simulation"]["divergence"]
         is_equal = divergence >= EQUAL * self.kernel.sigma**2
         if n_returns is None:
-            n_returns = simulate.most_returns if is_equal else N_RETURNS
+            is_fast = is_equal and not self.model.is_replicate
+            n_returns = simulate.most_returns if is_fast else N_RETURNS
         check_count("recover: n_returns", n_returns, least=2)
         if weights is None:
             particles = simulate(state, action, n_returns)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -40,6 +40,10 @@ class ConditionalOperators:
     def kernel(self) -> Matern:
         """The input kernel."""
         return self.features.kernel
+
+    def whitened(self, basis: NystromFeatures) -> Self:
+        """The same with the continuation of the whitened basis, Φ̃ = T_LᵀΦ_L."""
+        return replace(self, continuation=self.continuation @ basis.whitening)
 
     def target(self, inputs: Inputs, psi: Features) -> dict[str, Matrices]:
         """The arrays of a chunk other than k_L and Φ_L, at the rows of ``inputs``, whose features are ψ."""

@@ -9,10 +9,12 @@ input: many cells have laws of few residuals, few cells laws of distant ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from kedrl_dask.numerics.design.points import cluster_centers
 from kedrl_dask.numerics.kernels.matern import Matern
@@ -63,6 +65,8 @@ class Donors:
         Whether the transition was terminal.
     log_size : SmoothFunction or None
         Logarithm of the size by which residuals are multiplied at an input.
+    redrawn : Redrawn or None
+        Of a replicate: what it draws in place of each residual.
     """
 
     metric: Metric
@@ -71,6 +75,7 @@ class Donors:
     residuals: Points
     terminal: Mask
     log_size: SmoothFunction | None = None
+    redrawn: Redrawn | None = None
 
     @classmethod
     def gather(
@@ -100,19 +105,41 @@ class Donors:
 
     def draw(self, inputs: Inputs, rng: np.random.Generator) -> tuple[Points, Mask]:
         """The noise at each input, and whether the transition that it is of was terminal."""
-        rows = self.pick(inputs, rng)
-        noise = self.residuals[rows]
+        cell = _nearest(self.metric(inputs), self.centers)
+        rows = self._pick(cell, rng)
+        if self.redrawn is None:
+            noise = self.residuals[rows]
+        else:
+            rows = self.redrawn.rows[rows]
+            noise = self.residuals[rows] - self.redrawn.mean[cell]
         return noise if self.log_size is None else noise * _size(self.log_size, inputs), self.terminal[rows]
 
-    def pick(self, inputs: Inputs, rng: np.random.Generator) -> Indices:
-        """One transition of its cell for each input; (n,).
+    def _pick(self, cell: Indices, rng: np.random.Generator) -> Indices:
+        """One transition of each cell asked for; (n,).
 
-        Inputs in one cell draw from it evenly, as far as their number allows.
+        Those of one cell are drawn evenly, as far as their number allows.
         """
-        cell = _nearest(self.metric(inputs), self.centers)
         begin, end = self.first[cell], self.first[cell + 1]
-        uniform = (rng.permutation(len(inputs)) + rng.random(len(inputs))) / len(inputs)
+        uniform = (rng.permutation(len(cell)) + rng.random(len(cell))) / len(cell)
         return begin + np.minimum(uniform * (end - begin), end - begin - 1).astype(np.intp)
+
+    def resampled(self, times: Indices, reward_dim: int, rng: np.random.Generator) -> Donors:
+        """Those of a replicate, in which each residual was drawn so many times.
+
+        Those that were not drawn are replaced by others of their cell that were drawn twice: with the same
+        random numbers as the fit, its noise is mostly the same.
+        """
+        rows = _replaced(times, self.first, rng)
+        mean = _means(self.residuals[rows], self.terminal[rows], reward_dim, self.first)
+        return replace(self, redrawn=Redrawn(rows.astype(np.int32), mean))
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """What a replicate draws: rows (n,) of the fit's residuals, less their mean (c, d + p) in each cell."""
+
+    rows: npt.NDArray[np.int32]
+    mean: Points
 
 
 @dataclass(frozen=True)
@@ -158,19 +185,13 @@ class _Cells:
         return cls(metric, centers[used], cell, residuals, log_size)
 
     def donors(self, terminal: Mask, resampling: Resampling, reward_dim: int, seed: int) -> list[Donors]:
-        """Residuals in the order of the cells, centred.
-
-        In a replicate those that were not drawn are replaced by others of their cell that were drawn twice:
-        with the same random numbers as the fit, its noise is mostly the same.
-        """
+        """Residuals in the order of the cells, centred, and those of each replicate."""
         order, first = self._sorted()
-        rng = np.random.default_rng([seed, 40])
-        drawn = [order[_replaced(count[resampling.group[order]], first, rng)] for count in resampling.counts]
-        found = []
-        for rows in (order, *drawn):
-            centred = _centred(self.residuals[rows], terminal[rows], reward_dim, first)
-            found.append(Donors(self.metric, self.centers, first, centred, terminal[rows], self.log_size))
-        return found
+        residuals, ends = self.residuals[order], terminal[order]
+        centred = _centred(residuals, ends, reward_dim, first)
+        fit = Donors(self.metric, self.centers, first, centred, ends, self.log_size)
+        rng, group = np.random.default_rng([seed, 40]), resampling.group[order]
+        return [fit, *(fit.resampled(count[group], reward_dim, rng) for count in resampling.counts)]
 
     def error_of_draws(
         self, inputs: Inputs, residuals: Points, terminal: Mask, fold: Indices, seed: int
@@ -282,16 +303,27 @@ def _centred(residuals: Points, terminal: Mask, reward_dim: int, first: Indices)
     Those of the change of state count where the episode goes on.
     """
     centred = np.zeros_like(residuals)
-    for begin, end in pairwise(first):
-        goes_on = begin + np.flatnonzero(~terminal[begin:end])
-        for rows, columns in (
-            (np.arange(begin, end), slice(None, reward_dim)),
-            (goes_on, slice(reward_dim, None)),
-        ):
-            n, own = len(rows), residuals[rows, columns]
-            if n > 1:
-                centred[rows, columns] = (own - own.mean(axis=0)) * np.sqrt(n / (n - 1))
+    for _, rows, columns in _parts(terminal, reward_dim, first):
+        n, own = len(rows), residuals[rows, columns]
+        if n > 1:
+            centred[rows, columns] = (own - own.mean(axis=0)) * np.sqrt(n / (n - 1))
     return centred
+
+
+def _means(residuals: Points, terminal: Mask, reward_dim: int, first: Indices) -> Points:
+    """Mean residuals of each cell, those of the change of state where the episode goes on."""
+    means = np.zeros((len(first) - 1, residuals.shape[1]))
+    for cell, rows, columns in _parts(terminal, reward_dim, first):
+        if len(rows):
+            means[cell, columns] = residuals[rows, columns].mean(axis=0)
+    return means
+
+
+def _parts(terminal: Mask, reward_dim: int, first: Indices) -> Iterator[tuple[int, Indices, slice]]:
+    """Of each cell, the rows and columns of rewards, and of changes of state where the episode goes on."""
+    for cell, (begin, end) in enumerate(pairwise(first)):
+        yield cell, np.arange(begin, end), slice(None, reward_dim)
+        yield cell, begin + np.flatnonzero(~terminal[begin:end]), slice(reward_dim, None)
 
 
 def _metric(

@@ -19,13 +19,14 @@ class Simulator:
     """A transition model, and the policy that acts in it.
 
     All inputs have the same random numbers: the returns of one do not depend on which others are asked for,
-    and those of two inputs differ by the inputs alone as far as possible.
+    and those of two inputs differ by the inputs alone as far as possible. Another ``stream`` has others.
     """
 
     model: TransitionModel
     policy: Policy
     discount: float
     seed: int
+    stream: int = 0
 
     @property
     def most_returns(self) -> int:
@@ -42,7 +43,7 @@ class Simulator:
         """Returns (n_returns, d) after inputs drawn with these weights (n,), as evenly as they allow."""
         levels = (np.arange(n_returns) + 0.5) / n_returns
         rows = np.searchsorted(np.cumsum(weights) / np.sum(weights), levels)
-        rng = np.random.default_rng([self.seed, 34])
+        rng = np.random.default_rng([self.seed, 34, self.stream])
         first = action.sample(state[rows], rng) if isinstance(action, Policy) else action[rows]
         return self.model.returns(state[rows], first, self.policy, self.discount, 1, rng)[:, 0]
 
@@ -53,7 +54,7 @@ class Simulator:
         return self.model.returns(state, action, self.policy, self.discount, 1, rng)[:, 0]
 
     def _at(self, state: Points, action: Points | Policy, row: int, n_returns: int) -> Points:
-        rng = np.random.default_rng([self.seed, 34])
+        rng = np.random.default_rng([self.seed, 34, self.stream])
         here = np.repeat(state[row : row + 1], n_returns, axis=0)
         if isinstance(action, Policy):
             first = action.sample(here, rng)

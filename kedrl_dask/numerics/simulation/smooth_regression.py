@@ -21,6 +21,8 @@ RIDGES = 10.0 ** np.arange(-9.0, 1.1, 0.5)
 LINEAR_WEIGHT = 300.0
 #: Degrees of freedom that a residual keeps at least, when it is corrected for its leverage.
 LEAST_FREEDOM = 0.05
+#: Groups of episodes from which replicates are drawn.
+N_GROUPS = 40
 #: Inputs at which sensitivity is averaged, and the step of its differences in standard deviations.
 GRADIENT_INPUTS, GRADIENT_STEP = 500, 1e-3
 
@@ -90,6 +92,15 @@ class Resampling(NamedTuple):
 
     group: Indices
     counts: Indices
+
+    @classmethod
+    def drawn(cls, episode: Indices, n_replicates: int, seed: int) -> Resampling:
+        """Replicates of groups of episodes; ``episode`` (n,) names that of each transition."""
+        names, index = np.unique(episode, return_inverse=True)
+        n_groups = min(N_GROUPS, len(names))
+        rng = np.random.default_rng([seed, 39])
+        counts = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=n_replicates)
+        return cls(index % n_groups, counts)
 
     def of(self, chosen: Mask) -> Resampling:
         """The same replicates of some of the transitions."""

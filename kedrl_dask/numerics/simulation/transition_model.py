@@ -26,8 +26,6 @@ from kedrl_dask.utils.arrays import Array, Indices, Inputs, Mask, Points, Record
 
 #: Folds of whole episodes by which regressions are cross-validated.
 N_FOLDS = 5
-#: Groups of episodes from which replicates are drawn.
-N_GROUPS = 40
 #: Simulated states stay within the logged ones, this share of their range further out.
 MARGIN = 0.1
 #: Bound of what has none, in the range of floats.
@@ -105,7 +103,8 @@ class TransitionModel:
         each: Each = map,
     ) -> TransitionModel:
         """Fit to logged transitions; see :meth:`fit_replicates`."""
-        return cls.fit_replicates(inputs, reward, next_state, terminal, episode, 0, seed, each)[0]
+        resampling = Resampling.drawn(episode, 0, seed)
+        return cls.fit_replicates(inputs, reward, next_state, terminal, episode, resampling, seed, each)[0]
 
     @classmethod
     def fit_replicates(
@@ -115,7 +114,7 @@ class TransitionModel:
         next_state: Points,
         terminal: Mask,
         episode: Indices,
-        n_replicates: int,
+        resampling: Resampling,
         seed: int = 0,
         each: Each = map,
     ) -> list[TransitionModel]:
@@ -126,12 +125,8 @@ class TransitionModel:
         pool of threads does it at once.
         """
         p = next_state.shape[1]
-        names, index = np.unique(episode, return_inverse=True)
-        n_groups = min(N_GROUPS, len(names))
-        rng = np.random.default_rng([seed, 39])
-        counts = rng.multinomial(n_groups, np.full(n_groups, 1 / n_groups), size=n_replicates)
-        resampling = Resampling(index % n_groups, counts)
-        logged = _Logged(inputs, reward, next_state, terminal, index % N_FOLDS, resampling)
+        fold = np.unique(episode, return_inverse=True)[1] % N_FOLDS
+        logged = _Logged(inputs, reward, next_state, terminal, fold, resampling)
         states = np.vstack([inputs[:, :p], next_state[~terminal]])
         low, high = states.min(axis=0), states.max(axis=0)
         margin = MARGIN * (high - low)

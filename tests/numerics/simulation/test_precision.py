@@ -7,6 +7,7 @@ import pytest
 
 from kedrl_dask import policies
 from kedrl_dask.numerics.simulation.precision import MOST, precision
+from kedrl_dask.numerics.simulation.smooth_regression import Resampling
 from kedrl_dask.numerics.simulation.transition_model import TransitionModel
 
 POLICY = policies.Gaussian(weights=[[0.0]], scale=1.0)
@@ -21,8 +22,12 @@ def _data(n, seed, ends=0.0):
     return inputs, 1 + rng.normal(size=(n, 1)), rng.normal(size=(n, 1)), terminal, np.arange(n) // 20
 
 
+def _fit(data, n_replicates):
+    return TransitionModel.fit_replicates(*data, Resampling.drawn(data[-1], n_replicates, 0))
+
+
 def _found(n, seed=0, ends=0.0):
-    models = TransitionModel.fit_replicates(*_data(n, seed, ends), 12)
+    models = _fit(_data(n, seed, ends), 12)
     return models, precision(models, POLICY, DISCOUNT, np.zeros((4, 1)), np.zeros((4, 1)), n, 0)
 
 
@@ -50,6 +55,6 @@ def test_precision__more_returns_where_episodes_end_early():
 
 def test_precision__a_return_that_does_not_vary():
     inputs, reward, after, terminal, episode = _data(600, 0)
-    models = TransitionModel.fit_replicates(inputs, 0 * reward, after, terminal, episode, 2)
+    models = _fit((inputs, 0 * reward, after, terminal, episode), 2)
     found = precision(models, POLICY, DISCOUNT, np.zeros((2, 1)), np.zeros((2, 1)), 600, 0)
     assert found.mean == (0.0,)

@@ -202,7 +202,7 @@ def test_kinds__one_that_is_known_exactly():
 @pytest.mark.slow
 def test_replicates__vary_as_other_datasets_do():
     data = _kinds(4_000)
-    fit, *replicates = TransitionModel.fit_replicates(*data, 6)
+    fit, *replicates = TransitionModel.fit_replicates(*data, Resampling.drawn(data[-1], 6, 0))
     np.testing.assert_array_equal(fit.low, replicates[0].low)
     grid = np.random.default_rng(2).normal(size=(200, 2))
     # Other datasets differ from each other as replicates do from the fit.
@@ -214,12 +214,17 @@ def test_replicates__vary_as_other_datasets_do():
 
 
 def test_replicates__draw_other_residuals_of_the_same_cells():
-    fit, replicate = TransitionModel.fit_replicates(*_linear(), 1)
-    of_fit, drawn = (model.follows.donors for model in (fit, replicate))
-    np.testing.assert_array_equal(of_fit.first, drawn.first)
-    same = (of_fit.residuals - of_fit.residuals.mean(axis=0) - drawn.residuals).std(axis=1) < 0.02
-    assert 0.3 < same.mean() < 0.95
-    assert drawn.residuals.std() == pytest.approx(of_fit.residuals.std(), rel=0.1)
+    data = _linear()
+    fit, replicate = TransitionModel.fit_replicates(*data, Resampling.drawn(data[-1], 1, 0))
+    donors, redrawn = fit.follows.donors, replicate.follows.donors.redrawn
+    rows = np.arange(len(donors.residuals))
+    assert 0.3 < (redrawn.rows == rows).mean() < 0.95
+    cell = np.searchsorted(donors.first, rows, side="right")
+    np.testing.assert_array_equal(cell, np.searchsorted(donors.first, redrawn.rows, side="right"))
+    drawn = donors.residuals[redrawn.rows] - redrawn.mean[cell - 1]
+    for begin, end in pairwise(donors.first):
+        np.testing.assert_allclose(drawn[begin:end].mean(axis=0), 0, atol=1e-12)
+    assert drawn.std() == pytest.approx(donors.residuals.std(), rel=0.1)
 
 
 def test_every_transition_may_be_terminal():
