@@ -55,6 +55,8 @@ N_POINTS, TASK_POINTS = 4_000, 1_000
 STEP, COEFFICIENT_STEP = 0.05, 1e-4
 #: Relative gradient to which changes of the coefficients are found: two digits more than replicates have.
 TOLERANCE = 1e-3
+#: Which of a block's numbers are extremes and not sums.
+EXTREMES = [BLOCK_SCALARS.index(name) for name in ("ratio_min", "ratio_max")]
 #: Inputs at which the fit's expectations are taken to fit a trend again.
 EXPECTED_AT = 4_000
 
@@ -193,10 +195,12 @@ class _Reweighted:
 def read_block(
     blocks: list[StoredBlocks], features: NystromFeatures, number: int
 ) -> Iterator[tuple[str, Real]]:
-    """The sums of one block by name, completed to sums with ψ."""
+    """The sums of one block by name, completed to sums with ψ; extremes, which are no sums, as zeros."""
     for of_kind in blocks:
         for name in of_kind.names:
             found = of_kind.read(name, number)
+            if name == "scalar":
+                found[EXTREMES] = 0.0
             is_partial = name in {"reward", "terminal", "continuation"}
             yield name, features.complete_sums(found) if is_partial else found
 

@@ -159,22 +159,19 @@ def test_growth__keeps_the_choice_of_the_first_fit(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_bootstrap__replicates_are_of_the_construction_of_the_fit(stores, chosen):
-    found = chosen["separated"].bootstrap(stores["separated"], POLICY, 2, progress="none")
-    given = fit(stores["separated"], construction="separated")
-    expected = given.bootstrap(stores["separated"], POLICY, 2, progress="none")
-    np.testing.assert_array_equal(found.coefficients, expected.coefficients)
-    with pytest.raises(ValueError, match="construction='separated'"):
-        chosen["paired"].bootstrap(stores["paired"], POLICY, 2, progress="none")
+    for kind in ("separated", "paired"):
+        found = chosen[kind].bootstrap(stores[kind], POLICY, 2, progress="none")
+        given = fit(stores[kind], construction=kind)
+        expected = given.bootstrap(stores[kind], POLICY, 2, progress="none")
+        np.testing.assert_array_equal(found.coefficients, expected.coefficients)
 
 
 @pytest.mark.slow
-def test_compare__intervals_take_the_separated_construction(stores):
+def test_compare__intervals_are_of_the_construction_of_the_data(stores):
     estimator = KEDRL(0.7, **SETTINGS)
-    policy = {"only": POLICY}
-    found = compare(stores["paired"], policy, AT, estimator, n_replicates=0, progress="none")
-    assert found.models["only"].construction_ == "paired"
-    found = compare(stores["separated"], policy, AT, estimator, n_replicates=2, progress="none")
-    assert found.models["only"].construction == "separated"
+    for kind in ("separated", "paired"):
+        found = compare(stores[kind], {"only": POLICY}, AT, estimator, n_replicates=2, progress="none")
+        assert found.models["only"].construction_ == kind
 
 
 def test_plan__is_of_the_longer_construction_until_it_is_known(stores):

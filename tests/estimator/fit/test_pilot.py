@@ -316,16 +316,6 @@ def test_compare__simulated_laws_of_each_policy(store):
     assert averaged.dataset.sizes["input"] == 1
 
 
-def test_compare__intervals_are_of_plain_fits(store):
-    estimator = KEDRL(CASE.discount, input_kernel=Matern(length_scale=(2.0, 2.0, 3.0)), **SIZES)
-    found = compare(
-        store, {"target": CASE.target}, (np.zeros((1, 2)), None), estimator,
-        n_replicates=2, accept=tuple(CODES), progress="none",
-    )  # fmt: skip
-    model = found.models["target"]
-    assert (model.centring, model.construction, model.simulator_) == ("none", "separated", None)
-
-
 def test_grown_stores__keep_the_pilot_of_their_first_rows(store, tmp_path):
     grown = store.grown_from(2_080)
     kernel = Matern(length_scale=(2.0, 2.0, 3.0))
