@@ -120,11 +120,13 @@ class CommonParameters:
         """Refuse kernels with another number of length scales than the data have columns."""
         for name, dim in (("input_kernel", input_dim), ("return_kernel", return_dim)):
             kernel = getattr(self, name)
-            n_lengths = np.size(kernel.length_scale) if isinstance(kernel, Matern) else 1
+            n_lengths = len(np.atleast_1d(kernel.length_scale)) if isinstance(kernel, Matern) else 1
             if n_lengths not in (1, dim):
                 raise ValueError(
                     f"{self.estimator}: {name} has {n_lengths} length scales, the data have {dim} columns"
                 )
+        if isinstance(self.return_kernel, Matern):
+            self.return_kernel.refuse_directions(f"{self.estimator}: return_kernel")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,10 @@ def _how(given: object) -> str:
 
 
 def _kernel(kernel: Record) -> str:
-    lengths = ", ".join(f"{length:.3g}" for length in np.ravel(kernel["length_scale"]))
+    given = np.atleast_1d(kernel["length_scale"])
+    turned = given.ndim == 2
+    found = Matern.from_dict(kernel).lengths(len(given))
+    lengths = ", ".join(f"{length:.3g}" for length in found) + (" (along other directions)" if turned else "")
     return f"Matérn ν={kernel['nu']:g}, σ={kernel['sigma']:g}, ℓ={lengths}"
 
 

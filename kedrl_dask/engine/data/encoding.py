@@ -208,7 +208,7 @@ class Encoding:
         if not isinstance(kernel, Matern) or not any(part in self.scales for part in parts):
             return kernel
         scale = np.concatenate([self.scales.get(part) or np.ones(len(self.names(part))) for part in parts])
-        return replace(kernel, length_scale=tuple((np.asarray(kernel.length_scale) * scale).tolist()))
+        return replace(kernel, length_scale=(np.asarray(kernel.length_scale) * scale).tolist())
 
     def to_json(self) -> Record:
         """Return plain values; JSON keeps every digit of a float."""

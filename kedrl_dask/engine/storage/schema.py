@@ -161,6 +161,12 @@ SIMULATED: Specs = (
     ArraySpec("simulated_input", ("simulation", "input_dim"), "float64", "inputs of simulated returns"),
     ArraySpec("simulated", ("simulation", "reward_dim"), "float64", "simulated returns less the potential"),
     ArraySpec("relevance", ("input_dim", "reward_dim"), "float64", "sensitivity of the mean return"),
+    ArraySpec(
+        "lengths",
+        ("length", "input_dim"),
+        "float64",
+        "kernel lengths along what the mean return depends on",
+    ),
 )
 TRANSITION_MODEL: Specs = (
     ArraySpec("transition_model", ("number",), "float64", "its numbers, laid out as the attributes say"),

@@ -33,7 +33,7 @@ def choose_conditioning(settings: Settings, store: TransitionStore, kernel: Mate
         return _draw_inputs(store, n_points, rng), np.full(n_points, 1.0 / n_points)
     sample = _draw_inputs(store, settings.n_clustered(store.n_transitions), rng)
     centers, counts = clusters(kernel.scale(sample), n_points, settings.random_state)
-    return centers * np.asarray(kernel.length_scale), counts / len(sample)
+    return kernel.unscale(centers), counts / len(sample)
 
 
 def file_conditioning(settings: Settings, store: TransitionStore, kernel: Matern, cache: Cache) -> Path:

@@ -16,17 +16,19 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from kedrl_dask.engine.data.sampling import KIND
 from kedrl_dask.engine.data.transition_store import TransitionStore
 from kedrl_dask.engine.passes.continuation import Continuation, TargetActions
 from kedrl_dask.engine.passes.separated_objective import Objective, ValueAndGradient
 from kedrl_dask.engine.storage.array_store import ArrayStore, write_arrays
 from kedrl_dask.engine.storage.cache import Cache, Facts
 from kedrl_dask.engine.storage.schema import BLOCK_SCALARS
-from kedrl_dask.estimator.fit.design import KIND, Choices
+from kedrl_dask.estimator.fit.design import Choices
+from kedrl_dask.estimator.fit.pilot import policy_facts
 from kedrl_dask.estimator.fit.problem import choose_mass_penalty, choose_ridge_b
 from kedrl_dask.estimator.fit.regression import RegressionSums, choose_ridges, regress
 from kedrl_dask.estimator.fit.settings import Settings
-from kedrl_dask.estimator.fit.streaming import choose_n_draws, policy_facts
+from kedrl_dask.estimator.fit.streaming import choose_n_draws
 from kedrl_dask.numerics.criterion import separated
 from kedrl_dask.numerics.criterion.preconditioner import Coordinates, return_gram
 from kedrl_dask.numerics.criterion.separated import Chunk, Penalties, ReturnSpace, bellman_residual

@@ -8,11 +8,13 @@ from typing import Literal
 
 import numpy as np
 
+from kedrl_dask.engine.data.sampling import KIND, draw_sample
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.engine.plan.partition import even_ranges
 from kedrl_dask.engine.storage.array_store import ArrayStore, write_arrays
 from kedrl_dask.engine.storage.cache import Cache, Facts
-from kedrl_dask.engine.storage.schema import POINTS, RETURNS, SAMPLE, TREND
+from kedrl_dask.engine.storage.schema import POINTS, RETURNS, TREND
+from kedrl_dask.estimator.fit.pilot import Pilot
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.design import return_grid as grids
 from kedrl_dask.numerics.design import sizes as sizing
@@ -24,11 +26,11 @@ from kedrl_dask.numerics.kernels.spectral import frequencies
 from kedrl_dask.numerics.regression.input_kernel import InputTuning, median_kernel, tune_input_kernel
 from kedrl_dask.numerics.regression.reward_trend import LinearTrend, TrendMoments, try_trend
 from kedrl_dask.numerics.simulation.prior import simulated_coefficients
+from kedrl_dask.numerics.simulation.relevance import choose_relevance
 from kedrl_dask.utils.arrays import Atoms, Coefficients, Frequencies, Inputs, Points, Record
 
-KIND = "kedrl choices"
 #: Version of the automatic rules, so that the cached choices of earlier rules are not reused.
-RULES = 2
+RULES = 3
 #: Transitions for tuning.
 TUNING_SAMPLE = 4_000
 #: Rows read at a time for the trend of all transitions.
@@ -71,16 +73,18 @@ class Choices:
 
 
 def make_choices(
-    settings: Settings, store: TransitionStore, cache: Cache, simulated: Points | None = None
+    settings: Settings, store: TransitionStore, cache: Cache, pilot: Pilot | None = None
 ) -> Choices:
     """Choose, or find what was chosen for the same data and settings.
 
-    Grid and return kernel are chosen from ``simulated`` returns, or from observed ones if there are none.
+    Grid and return kernel are chosen from the returns that a pilot simulated, or from observed ones if there
+    was none, and the directions of the input kernel likewise.
     """
     store, seed = store.base, settings.random_state
     of_sample = {"data": store.fingerprint, "seed": seed, "size": DESIGN_SAMPLE}
     sample = draw_sample(store, cache, seed)
-    features, basis, tuning = _points(settings, store, sample, cache, of_sample)
+    features, basis, tuning = _points(settings, store, sample, cache, of_sample, pilot)
+    simulated = None if pilot is None else pilot.returns
     grid, return_kernel, grown = _returns(settings, store, sample, cache, simulated)
     tuning |= grown
     n_features = settings.n_features
@@ -95,30 +99,22 @@ def make_choices(
     return Choices(sample, features, basis, grid, waves, return_kernel, tuning | tried, trend)
 
 
-def draw_sample(store: TransitionStore, cache: Cache, seed: int, size: int = DESIGN_SAMPLE) -> Transitions:
-    """Read the transitions from which choices are made."""
-    facts = {"data": store.fingerprint, "seed": seed, "size": size}
-
-    def make(path: Path) -> None:
-        sample = store.sample(size, np.random.default_rng([seed, 1]))
-        write_arrays(path, KIND, SAMPLE, vars(sample)).finish()
-
-    filed = ArrayStore.open(cache.get("sample", facts, make), KIND)
-    return Transitions(**{spec.name: filed.read(spec.name) for spec in SAMPLE})
-
-
 def _points(
-    settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache, of_sample: Facts
-) -> tuple[NystromFeatures, NystromFeatures, Record]:
+    settings: Settings, store: TransitionStore, sample: Transitions, cache: Cache, of_sample: Facts,
+    pilot: Pilot | None,
+) -> tuple[NystromFeatures, NystromFeatures, Record]:  # fmt: skip
     """Landmarks and basis in the coordinates of the input kernel, which is tuned first if it is automatic."""
     names = ("input_kernel", "n_landmarks", "n_basis", "points", "landmark_threshold", "random_state")
     facts = {"sample": of_sample, "rules": RULES} | {name: getattr(settings, name) for name in names}
 
+    if pilot is not None and not isinstance(settings.input_kernel, Matern):
+        facts["simulated"] = [pilot.returns, pilot.lengths]
+
     def make(path: Path) -> None:
-        kernel, tried, seed = settings.input_kernel, {}, settings.random_state
+        kernel, seed = settings.input_kernel, settings.random_state
+        tried: Record = {}
         if not isinstance(kernel, Matern):
-            tuning = tune_on(sample, seed)
-            kernel, tried["input_kernel"] = tuning.kernel, tuning.to_dict()
+            kernel, tried = _input_kernel(sample, pilot, seed)
         chosen = []
         names: tuple[Literal["n_landmarks", "n_basis"], ...] = ("n_landmarks", "n_basis")
         for i, name in enumerate(names):
@@ -138,6 +134,16 @@ def _points(
     features = NystromFeatures(kernel, filed.read("landmarks"), filed.read("whitening"))
     basis = NystromFeatures(kernel, filed.read("basis"), filed.read("basis_whitening"))
     return features, basis, filed.attributes["tuning"]
+
+
+def _input_kernel(sample: Transitions, pilot: Pilot | None, seed: int) -> tuple[Matern, Record]:
+    """Tune the input kernel, and turn it to what the return depends on if that predicts simulated returns."""
+    tuning = tune_on(sample, seed)
+    if pilot is None:
+        return tuning.kernel, {"input_kernel": tuning.to_dict()}
+    along = Matern(tuning.kernel.nu, tuple(map(tuple, pilot.lengths.tolist())))
+    kernel, trial = choose_relevance(tuning.kernel, along, pilot.inputs, pilot.returns, seed)
+    return kernel, {"input_kernel": tuning.to_dict(), "relevance": trial.to_dict()}
 
 
 def _trend(

@@ -13,25 +13,25 @@ from pathlib import Path
 
 import numpy as np
 
+from kedrl_dask.engine.data.sampling import KIND, draw_sample
 from kedrl_dask.engine.data.transition_store import Transitions, TransitionStore
 from kedrl_dask.engine.storage.array_store import ArrayStore, write_arrays
-from kedrl_dask.engine.storage.cache import Cache
+from kedrl_dask.engine.storage.cache import Cache, Facts
 from kedrl_dask.engine.storage.schema import POTENTIAL, SIMULATED, TRANSITION_MODEL
-from kedrl_dask.estimator.fit.design import KIND, draw_sample
 from kedrl_dask.estimator.fit.settings import Settings
-from kedrl_dask.estimator.fit.streaming import policy_facts
 from kedrl_dask.numerics.design.sizes import DESIGN_SAMPLE
-from kedrl_dask.numerics.policies import Policy
+from kedrl_dask.numerics.policies import LocationScale, Policy
 from kedrl_dask.numerics.simulation.metric_search import fit_smooth
 from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.simulation.precision import Precision, precision
+from kedrl_dask.numerics.simulation.relevance import relevant_kernel
 from kedrl_dask.numerics.simulation.simulator import Simulator
-from kedrl_dask.numerics.simulation.smooth_regression import Resampling, sensitivity
+from kedrl_dask.numerics.simulation.smooth_regression import KERNEL, Resampling, sensitivity
 from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionModel, rewards_until
 from kedrl_dask.utils.arrays import Indices, Inputs, Matrix, Points
 
 #: Counts up when the rules below change, so that caches of earlier ones are not mistaken for theirs.
-RULES = 4
+RULES = 5
 #: Transitions to which the model of single ones is fitted: a sample, of more.
 SAMPLE = 40_000
 #: Replicates of the model, and inputs at which their returns are compared.
@@ -62,6 +62,8 @@ class Pilot:
     relevance : (p + q, d) array
         Sensitivity of the mean return to each column of the inputs: root mean square of its derivative, in
         standard deviations of the mean return and of the column.
+    lengths : (p + q, p + q) array
+        Lengths of a kernel of the inputs along the directions in which the mean return varies.
     """
 
     potential: Potential
@@ -70,6 +72,7 @@ class Pilot:
     model: TransitionModel
     precision: Precision
     relevance: Matrix
+    lengths: Matrix
 
 
 def run_pilot(
@@ -94,7 +97,7 @@ def run_pilot(
             found = _simulate(settings, sample, policy, pool)
         numbers, layout = found.model.pack()
         arrays = found.potential.to_arrays() | {"simulated_input": found.inputs, "simulated": found.returns}
-        arrays |= {"transition_model": numbers, "relevance": found.relevance}
+        arrays |= {"transition_model": numbers, "relevance": found.relevance, "lengths": found.lengths}
         specs = POTENTIAL + SIMULATED + TRANSITION_MODEL
         attributes = {"transition_model": layout, "precision": asdict(found.precision)}
         write_arrays(path, KIND, specs, arrays, attributes).finish()
@@ -104,7 +107,13 @@ def run_pilot(
     model = TransitionModel.unpack(filed.read("transition_model"), filed.attributes["transition_model"])
     found = Precision(**filed.attributes["precision"])
     inputs, returns = filed.read("simulated_input"), filed.read("simulated")
-    return Pilot(potential, inputs, returns, model, found, filed.read("relevance"))
+    matters = filed.read("relevance"), filed.read("lengths")
+    return Pilot(potential, inputs, returns, model, found, *matters)
+
+
+def policy_facts(policy: Policy, cache: Cache) -> Facts:
+    """What identifies a policy: its numbers or, for code, what the cache has for it."""
+    return policy.to_dict() if isinstance(policy, LocationScale) else {"code": cache.code}
 
 
 def resample_models(
@@ -151,5 +160,6 @@ def _simulate(settings: Settings, sample: Transitions, policy: Policy, pool: Thr
     )
     compared = rng.choice(size, N_COMPARED, replace=size < N_COMPARED)
     found = precision(models, policy, discount, state[compared], own[compared], len(sample), seed)
-    matters = sensitivity(values, inputs)
-    return Pilot(potential, inputs, returns - potential(inputs[:, :p]), models[0], found, matters)
+    lengths = np.asarray(relevant_kernel(values.metric, KERNEL.nu).length_scale)
+    matters = sensitivity(values, inputs), lengths
+    return Pilot(potential, inputs, returns - potential(inputs[:, :p]), models[0], found, *matters)

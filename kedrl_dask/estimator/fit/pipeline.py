@@ -136,7 +136,7 @@ def design(
     if pilot is None:
         return store, make_choices(settings, store, cache), None
     store = store.shaped(pilot.potential, settings.discount)
-    return store, make_choices(settings, store, cache, pilot.returns), pilot
+    return store, make_choices(settings, store, cache, pilot), pilot
 
 
 def run_fit(

@@ -21,10 +21,11 @@ from kedrl_dask.engine.storage.array_store import ArrayStore
 from kedrl_dask.engine.storage.cache import Cache, Facts
 from kedrl_dask.engine.storage.schema import RATIO_SUMS, TREND_SUMS, ArraySpec
 from kedrl_dask.estimator.fit.design import TUNING_SAMPLE, Choices
+from kedrl_dask.estimator.fit.pilot import policy_facts
 from kedrl_dask.estimator.fit.regression import RegressionSums, StoredBlocks, read_folds, recalibrate
 from kedrl_dask.estimator.fit.settings import Settings
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
-from kedrl_dask.numerics.policies import LocationScale, Policy
+from kedrl_dask.numerics.policies import Policy
 from kedrl_dask.numerics.policies.base import NoisyLocation
 from kedrl_dask.numerics.regression import density_ratio as ratios
 from kedrl_dask.numerics.regression.cross_validation import RIDGES
@@ -93,7 +94,7 @@ def choose_n_draws(settings: Settings, policy: Policy, choices: Choices) -> int:
     n_actions = sample.inputs.shape[1] - n_states
     if not isinstance(policy, NoisyLocation):
         return RANDOM_DRAWS
-    lengths = np.broadcast_to(kernel.length_scale, n_states + n_actions)[n_states:]
+    lengths = kernel.lengths(n_states + n_actions)[n_states:]
     spread = float((policy.scale_at(sample.next_state) / lengths).max())
     return min(policy.noise.nodes_needed(spread, kernel) ** n_actions, MOST_DRAWS)
 
@@ -255,8 +256,3 @@ def sum_blocks(task: StreamingPass, blocks: list[RowBlock], executor: Executor, 
     groups = [pieces(block) for block in blocks]
     steps = streaming_pass.accumulate, groups, streaming_pass.combine_sums, write_block
     executor.reduce(*steps, executor.share(task), advance=advance)
-
-
-def policy_facts(policy: Policy, cache: Cache) -> Facts:
-    """What identifies a policy: its numbers or, for code, what the cache has for it."""
-    return policy.to_dict() if isinstance(policy, LocationScale) else {"code": cache.code}

@@ -50,8 +50,7 @@ def choose_points(
     if method == "random":
         rows = np.random.default_rng(random_state).choice(len(distinct), n_points, replace=False)
         return distinct[np.sort(rows)]
-    lengths = np.broadcast_to(kernel.length_scale, points.shape[1])
-    return cluster_centers(points / lengths, n_points, random_state) * lengths
+    return kernel.unscale(cluster_centers(kernel.scale(points), n_points, random_state))
 
 
 def median_distance(points: Points, n_pairs: int = 20_000, random_state: int = 0) -> float:

@@ -67,7 +67,7 @@ def return_grid(
     extreme = np.unique(np.argmax(centers @ directions.T, axis=0))
     middle = centers.mean(axis=0)
     centers[extreme] = middle + expansion * (centers[extreme] - middle)
-    return centers * np.asarray(kernel.length_scale)
+    return kernel.unscale(centers)
 
 
 def bellman_box(

@@ -84,6 +84,12 @@ def _gamma_nodes(nu: float) -> tuple[Vector, Weights]:
     return np.exp(t[kept]), step * np.exp(log_density[kept])
 
 
+@lru_cache(maxsize=64)
+def _inverse(lengths: tuple[tuple[float, ...], ...]) -> Matrix:
+    """S⁻¹."""
+    return np.linalg.inv(np.array(lengths))
+
+
 @dataclass(frozen=True)
 class Matern:
     """Matérn kernel σ²·M_ν(√(2ν)·‖(x − y)/ℓ‖), for any smoothness ν > 0.
@@ -92,8 +98,9 @@ class Matern:
     ----------
     nu : float
         Smoothness. Half-integers use the closed form, other values the Bessel function.
-    length_scale : float or tuple of float
-        One length for all coordinates, or one for each.
+    length_scale : float, tuple of float or tuple of tuples
+        One length for all coordinates, or one for each, or a matrix S for lengths along other directions: the
+        coordinates in which the kernel has unit length are u with x = uS.
     sigma : float
         Standard deviation: k(x, x) = sigma².
 
@@ -112,7 +119,7 @@ class Matern:
     """
 
     nu: float = 5.5
-    length_scale: float | tuple[float, ...] = 1.0
+    length_scale: float | tuple[float, ...] | tuple[tuple[float, ...], ...] = 1.0
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
@@ -120,8 +127,11 @@ class Matern:
         for name, largest in (("nu", LARGEST_NU), ("length_scale", LARGEST_LENGTH), ("sigma", LARGEST_SIGMA)):
             given = getattr(self, name)
             value = as_numbers(f"Matern: {name}", given, finite=False)
-            if value.ndim > (name == "length_scale"):
+            is_matrix = name == "length_scale" and value.ndim == 2 and len(value) == len(value.T)
+            if value.ndim > (name == "length_scale") and not is_matrix:
                 raise ValueError(f"Matern: {name} must be a number, got {shown(given)}")
+            if is_matrix and np.isfinite(value).all():
+                value = np.linalg.svd(value, compute_uv=False)
             if value.size == 0 or not (np.isfinite(value).all() and (value > 0).all()):
                 raise ValueError(f"Matern: {name} must be positive and finite, got {shown(given)}")
             if value.max() > largest or value.min() < 1 / largest:
@@ -129,18 +139,44 @@ class Matern:
                     f"Matern: {name} must lie between {1 / largest:g} and {largest:g}, got {shown(given)}; "
                     "give the data in other units"
                 )
-        if np.ndim(self.length_scale) > 0:
-            object.__setattr__(self, "length_scale", tuple(map(float, np.asarray(self.length_scale))))
+        lengths = np.asarray(self.length_scale, dtype=np.float64)
+        if lengths.ndim:
+            rows = map(tuple, lengths.tolist()) if lengths.ndim == 2 else lengths.tolist()
+            object.__setattr__(self, "length_scale", tuple(rows))
+
+    @property
+    def has_directions(self) -> bool:
+        """Whether lengths are along other directions than the coordinates."""
+        return np.ndim(self.length_scale) == 2
+
+    def lengths(self, dim: int) -> Vector:
+        """Length along each of ``dim`` coordinates."""
+        if self.has_directions:
+            return 1 / np.linalg.norm(_inverse(self.length_scale), axis=1)
+        return np.broadcast_to(np.asarray(self.length_scale, dtype=np.float64), (dim,))
+
+    def refuse_directions(self, caller: str) -> None:
+        """Raise an error if lengths are along other directions than the coordinates."""
+        if self.has_directions:
+            raise ValueError(
+                f"{caller}: lengths along directions are for kernels of inputs; give one length or one for "
+                "each coordinate"
+            )
 
     def scale(self, x: Points) -> Points:
         """Coordinates in which the kernel is isotropic with unit length."""
         lengths = np.asarray(self.length_scale, dtype=x.dtype)
-        if lengths.ndim == 1 and lengths.shape[0] != x.shape[-1]:
+        if lengths.ndim and lengths.shape[0] != x.shape[-1]:
             raise ValueError(
                 f"Matern: {lengths.shape[0]} length scales for points of dimension {x.shape[-1]}; "
                 "give one length scale or one per coordinate"
             )
-        return x / lengths
+        return x @ _inverse(self.length_scale).astype(x.dtype) if self.has_directions else x / lengths
+
+    def unscale(self, coordinates: Points) -> Points:
+        """Inverse of :meth:`scale`."""
+        lengths = np.asarray(self.length_scale, dtype=coordinates.dtype)
+        return coordinates @ lengths if self.has_directions else coordinates * lengths
 
     def __call__(self, x: Points, y: Points, out: Matrix | None = None) -> Matrix:
         """Kernel matrix (n, k) between the rows of ``x`` (n, dim) and of ``y`` (k, dim).
@@ -230,6 +266,7 @@ class Matern:
         variance : float or (dim,) array
             Variance of the noise of each coordinate; zero leaves the coordinate as it is.
         """
+        self.refuse_directions("smoothed")
         x, y = (np.atleast_2d(np.asarray(z, dtype=np.float64)) for z in (x, y))
         x, y = self.scale(x), self.scale(y)
         added = np.broadcast_to(variance, x.shape[1:]) / np.asarray(self.length_scale) ** 2

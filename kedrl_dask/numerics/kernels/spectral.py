@@ -34,6 +34,7 @@ def frequencies(
     """
     if n_features < 1:
         raise ValueError(f"n_features must be at least 1, got {n_features}")
+    kernel.refuse_directions("frequencies")
     rng = np.random.default_rng(random_state)
     gaussian: Points
     if method == "qmc":

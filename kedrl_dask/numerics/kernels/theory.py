@@ -92,8 +92,9 @@ def spectral_density(kernel: Matern, frequencies: npt.ArrayLike) -> Vector:
             f"spectral_density: frequencies have shape {frequencies.shape}, expected (Q, d): "
             "one frequency in a row"
         )
+    kernel.refuse_directions("spectral_density")
     nu, dim = kernel.nu, frequencies.shape[1]
-    lengths = np.broadcast_to(kernel.length_scale, dim)
+    lengths = kernel.lengths(dim)
     square = np.sum((frequencies * lengths) ** 2, axis=1)
     log_density = gammaln(nu + dim / 2) - gammaln(nu) - dim / 2 * np.log(2 * nu * np.pi)
     log_density = log_density - (nu + dim / 2) * np.log1p(square / (2 * nu))
