@@ -84,7 +84,8 @@ class CommonParameters:
     input_kernel: Matern | Literal["auto"] = parameter(
         AUTO_KERNEL,
         """Kernel on state-action inputs. "auto" chooses a length scale for each coordinate by
-        cross-validation.""",
+        cross-validation or, where that predicts simulated returns better, lengths along the directions on
+        which the return depends.""",
     )
     return_kernel: Matern | Literal["auto"] = parameter(
         AUTO_KERNEL,

@@ -52,6 +52,8 @@ def _tuning_panels(model: KEDRL, tried: Record) -> list[Callable[[Axes], None]]:
         draw.append(lambda axes: _length_scales(axes, kernel))
         if kernel["trials"]:
             draw.append(lambda axes: _trials(axes, kernel["trials"]))
+    if "relevance" in tried:
+        draw.append(partial(_relevance, tried=tried["relevance"]))
     if "ridge_gamma" in tried:
         draw.append(partial(_ridge, name="λ_Γ", chosen=model.ridge_gamma_, **tried["ridge_gamma"]))
     if "ridge_reward" in tried:
@@ -98,6 +100,21 @@ def _trials(axes: Axes, trials: list[Record]) -> None:
     handles = [Line2D([], [], color=colour, linewidth=6) for colour in (ORANGE, GREY)]
     handles.append(Line2D([], [], color=BLUE, linestyle="--"))
     axes.legend(handles, ["accepted", "rejected", "worthwhile"], loc="lower right", fontsize=8)
+
+
+def _relevance(axes: Axes, tried: Record) -> None:
+    """Draw how well simulated returns are predicted along the directions that matter for them."""
+    axes.semilogx(tried["multiples"], tried["errors"], "o-", color=BLUE, markersize=4, label="directions")
+    axes.axhline(tried["error"], color=GREY, linestyle=":", label="coordinates")
+    if tried["accepted"]:
+        axes.axvline(tried["multiple"], color=ORANGE, linestyle="--", label=f"chosen: {tried['multiple']:g}")
+    axes.set_xticks(tried["multiples"], [f"{multiple:g}" for multiple in tried["multiples"]])
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+    chosen = "accepted" if tried["accepted"] else "rejected"
+    axes.set(title=f"Directions of the input kernel: {chosen}", xlabel="multiple of their lengths")
+    axes.set(ylabel="share of variance not predicted")
+    axes.grid(alpha=0.25)
 
 
 def _ridge(axes: Axes, *, name: str, chosen: float, ridges: list[float], errors: list[float]) -> None:

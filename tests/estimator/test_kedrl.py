@@ -264,6 +264,23 @@ def test_automatic_kernels__scales_of_columns_do_not_matter(tmp_path, automatic)
     )
 
 
+def test_input_kernel__lengths_along_directions_are_those_of_turned_data(store, policy, tmp_path):
+    turn, lengths = np.array([[0.8, 0.6], [-0.5, 1.1]]), np.array([1.5, 3.0, 2.0])
+    rows = make_episodes(n_episodes=30, length=9)
+    rows["state"] = rows["state"] @ turn
+    turned = TransitionStore.from_arrays(tmp_path / "turned", **rows)
+    back = np.linalg.inv(turn)
+    acts = policies.Gaussian(weights=back @ np.array([[0.2], [-0.1]]), bias=0.1, scale=0.3)
+    matrix = lengths[:, None] * np.block([[back, np.zeros((2, 1))], [np.zeros((1, 2)), np.ones((1, 1))]])
+    plain = fit(turned, acts, input_kernel=Matern(2.5, lengths), precision="double")
+    model = fit(store, policy, input_kernel=Matern(2.5, matrix), precision="double")
+    model.save(tmp_path / "model")
+    state, action = np.array([[0.3, 0.3], [-0.2, -0.2]]), np.zeros((2, 1))
+    expected = plain.embed(state @ turn, action, at=plain.grid_)
+    for found in (model, KEDRL.load(tmp_path / "model")):
+        np.testing.assert_allclose(found.embed(state, action, at=plain.grid_), expected, atol=1e-6)
+
+
 def test_grid__bounded_rewards_fill_the_bellman_box(store, policy):
     low, high = store.statistics["reward"]["min"], store.statistics["reward"]["max"]
     model = fit(store, policy, reward_bounds=(low, high))

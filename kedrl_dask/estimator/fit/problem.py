@@ -21,7 +21,7 @@ from kedrl_dask.utils.arrays import Coefficients, Indices
 
 #: N·λ_B in units of σ_X²σ_Z² of a fit that is shrunk towards zero: below it the error no longer changes,
 #: above it shrinkage shows. And of one that is shrunk towards simulated returns, which are nearly right.
-RELATIVE_RIDGE_B, RELATIVE_RIDGE_PRIOR = 1e-3, 1.0
+RELATIVE_RIDGE_B, RELATIVE_RIDGE_PRIOR = 1e-3, 100.0
 #: The smallest λ_B in the same units, where the solver still converges with products in single precision.
 SMALLEST_RIDGE_B = 1e-10
 

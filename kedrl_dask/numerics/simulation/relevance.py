@@ -29,6 +29,8 @@ MULTIPLES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 #: Share of what a kernel explains that another must explain in addition. Of five systems it was 18 % and 74 %
 #: where the error of the embedding fell to less than a half, and 5 % or less where it fell a little, or rose.
 WORTHWHILE = 0.05
+#: Standard errors that this must exceed: it is the best of several multiples.
+ESTABLISHED = 3.0
 #: Share of what the best multiple explains that a longer one may lose: longer lengths need fewer sections.
 NEGLIGIBLE = 0.02
 #: Longest length, in units of the shortest: directions that do not matter have it.
@@ -96,7 +98,7 @@ def choose_relevance(
     errors = np.array([part.sum() for part in parts])
     best = int(errors.argmin())
     saved, noise = gain(before, parts[best])
-    accepted = saved > max(noise, WORTHWHILE * (1 - float(before.sum())))
+    accepted = saved > max(ESTABLISHED * noise, WORTHWHILE * (1 - float(before.sum())))
     enough = errors <= errors[best] + NEGLIGIBLE * (1 - errors[best])
     chosen = int(np.flatnonzero(enough).max())
     trial = RelevanceTrial(

@@ -81,6 +81,7 @@ def test_relevance__columns_without_influence_have_nearly_none(tmp_path):
         zip(columns["state"] + columns["action"], np.ravel(model.diagnostics_["relevance"]), strict=True)
     )
     assert min(found["now"], found["later"]) > 4 * found["noise"]
+    assert "Directions of the input kernel: rejected" in [a.get_title() for a in plots.tuning(model).axes]
     axes = plots.relevance(model).axes[0]
     assert {label.get_text() for label in axes.get_yticklabels()[-2:]} == {"now", "later"}
     assert max(bar.get_width() for bar in axes.patches) == pytest.approx(max(found.values()))

@@ -13,6 +13,7 @@ from scipy.special import gammaln
 from sklearn.gaussian_process.kernels import Matern as ReferenceMatern
 
 from kedrl_dask.numerics.kernels.matern import Matern
+from kedrl_dask.numerics.kernels.spectral import frequencies
 from tests import dense
 
 HALF_INTEGERS, OTHERS = (0.5, 1.5, 2.5, 5.5), (0.3, 0.8, 1.0, 2.2, 7.3)
@@ -239,3 +240,47 @@ def test_single_precision__not_a_number_stays_one():
     values = Matern(5.5)(x, np.zeros((1, 1)), out=np.empty((2, 1), np.float32))
     assert values[0, 0] == 1
     assert np.isnan(values[1, 0])
+
+
+DIRECTIONS = ((1.0, 2.0, 0.0), (0.0, 0.5, -1.0), (3.0, 0.0, 1.0))
+
+
+def test_directions__are_coordinates_of_unit_length():
+    kernel, x, y = Matern(2.5, DIRECTIONS, 0.8), points(20), points(15, seed=1)
+    turned = [z @ np.linalg.inv(np.array(DIRECTIONS)) for z in (x, y)]
+    np.testing.assert_allclose(kernel(x, y), Matern(2.5, 1.0, 0.8)(*turned), atol=1e-12)
+    np.testing.assert_allclose(kernel.unscale(kernel.scale(x)), x, atol=1e-12)
+    one_away = kernel.lengths(3)[:, None] * np.eye(3)
+    np.testing.assert_allclose(np.linalg.norm(kernel.scale(one_away), axis=1), 1.0)
+
+
+def test_directions__of_the_coordinates_are_their_lengths():
+    kernel, plain, x = Matern(5.5, np.diag(LENGTHS)), Matern(5.5, LENGTHS), points(20)
+    np.testing.assert_allclose(kernel(x, x), plain(x, x), atol=1e-12)
+    np.testing.assert_allclose(kernel.lengths(3), plain.lengths(3))
+    np.testing.assert_allclose(plain.unscale(plain.scale(x)), x)
+
+
+def test_directions__survive_json_and_can_be_hashed():
+    kernel = Matern(5.5, DIRECTIONS)
+    assert Matern.from_dict(json.loads(json.dumps(kernel.to_dict()))) == kernel
+    assert hash(kernel) == hash(Matern(5.5, [list(row) for row in DIRECTIONS]))
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [np.ones((3, 2)), np.ones((2, 2)), np.full((2, 2), np.nan), np.zeros((2, 2)), np.ones((2, 2, 2))],
+)
+def test_directions__that_span_nothing_are_refused(matrix):
+    with pytest.raises(ValueError, match="length_scale"):
+        Matern(5.5, matrix)
+
+
+def test_directions__are_for_inputs():
+    kernel, x = Matern(5.5, DIRECTIONS), points(4)
+    with pytest.raises(ValueError, match="kernels of inputs"):
+        kernel.smoothed(x, x, 1.0)
+    with pytest.raises(ValueError, match="kernels of inputs"):
+        frequencies(kernel, 3, 16)
+    with pytest.raises(ValueError, match="3 length scales for points of dimension 2"):
+        kernel(x[:, :2], x[:, :2])
