@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
 
 from kedrl_dask.numerics.simulation.metric_search import Each, fit_smooth
 from kedrl_dask.numerics.simulation.smooth_regression import (
@@ -20,8 +21,8 @@ from kedrl_dask.utils.arrays import Features, Indices, Inputs, Mask, Matrix, Vec
 #: Ridges tried, largest first, as shares of the number of inputs; inputs with which they are tried, half of
 #: them with the event if there are as many.
 RIDGES, TRIAL_INPUTS = 10.0 ** np.arange(0.0, -8.1, -1.0), 5_000
-#: Newton steps for one ridge, the gain of logarithmic likelihood below which they end, and the largest logit.
-MOST_STEPS, LEAST_GAIN, LARGEST = 12, 1e-3, 30.0
+#: Largest slope of the mean logarithmic likelihood at which Newton's method ends, and the largest logit.
+TOLERANCE, LARGEST = 1e-5, 30.0
 #: Ridges that may be worse than the best before no smaller ones are tried.
 PATIENCE = 2
 #: Least weight of an input, so that no system is singular.
@@ -126,14 +127,11 @@ class _Weighted(NamedTuple):
         return coefficients
 
     def fit(self, ridge: float, coefficients: Vector) -> Vector:
-        """Coefficients for a ridge, by Newton's method from others."""
-        penalty = ridge * self.weights.sum()
-        for _ in range(MOST_STEPS):
-            system, slope = _newton(self.design, self.flags, coefficients, self.weights)
-            system[np.diag_indices_from(system)] += penalty
-            slope = slope - penalty * coefficients
-            step = cho_solve(cho_factor(system), slope)
-            coefficients = coefficients + step
-            if slope @ step < 2 * LEAST_GAIN:
-                break
-        return coefficients
+        """Coefficients for a ridge, by Newton's method with line searches, from others."""
+        strength = 1 / (ridge * self.weights.sum())
+        solver = LogisticRegression(
+            C=strength, tol=TOLERANCE, fit_intercept=False, solver="newton-cholesky", warm_start=True
+        )
+        solver.coef_, solver.intercept_ = coefficients[None].copy(), np.zeros(1)
+        solver.classes_ = np.array([0.0, 1.0])
+        return np.asarray(solver.fit(self.design, self.flags, self.weights).coef_[0])
