@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import expit
-from sklearn.linear_model import LogisticRegression
 
 from kedrl_dask.numerics.simulation.metric_search import Each, fit_smooth
 from kedrl_dask.numerics.simulation.smooth_regression import (
@@ -21,8 +20,9 @@ from kedrl_dask.utils.arrays import Features, Indices, Inputs, Mask, Matrix, Vec
 #: Ridges tried, largest first, as shares of the number of inputs; inputs with which they are tried, half of
 #: them with the event if there are as many.
 RIDGES, TRIAL_INPUTS = 10.0 ** np.arange(0.0, -8.1, -1.0), 5_000
-#: Largest slope of the mean logarithmic likelihood at which Newton's method ends, and the largest logit.
-TOLERANCE, LARGEST = 1e-5, 30.0
+#: Most Newton steps for one ridge, the gain of mean logarithmic likelihood below which they end, and the
+#: largest logit. A step is halved so many times at most, until it gains this share of what the slope promises.
+MOST_STEPS, LEAST_GAIN, LARGEST, MOST_HALVINGS, LEAST_SHARE = 50, 1e-6, 30.0, 12, 1e-4
 #: Ridges that may be worse than the best before no smaller ones are tried.
 PATIENCE = 2
 #: Least weight of an input, so that no system is singular.
@@ -127,11 +127,25 @@ class _Weighted(NamedTuple):
         return coefficients
 
     def fit(self, ridge: float, coefficients: Vector) -> Vector:
-        """Coefficients for a ridge, by Newton's method with line searches, from others."""
-        strength = 1 / (ridge * self.weights.sum())
-        solver = LogisticRegression(
-            C=strength, tol=TOLERANCE, fit_intercept=False, solver="newton-cholesky", warm_start=True
-        )
-        solver.coef_, solver.intercept_ = coefficients[None].copy(), np.zeros(1)
-        solver.classes_ = np.array([0.0, 1.0])
-        return np.asarray(solver.fit(self.design, self.flags, self.weights).coef_[0])
+        """Coefficients for a ridge, by Newton's method from others, with steps halved until they help."""
+        penalty = ridge * self.weights.sum()
+
+        def objective(at: Vector) -> float:
+            return self.loss(at) + penalty * float(at @ at) / 2
+
+        value = objective(coefficients)
+        for _ in range(MOST_STEPS):
+            system, slope = _newton(self.design, self.flags, coefficients, self.weights)
+            system[np.diag_indices_from(system)] += penalty
+            slope = slope - penalty * coefficients
+            step = cho_solve(cho_factor(system), slope)
+            lengths = 0.5 ** np.arange(MOST_HALVINGS)
+            tried = ((objective(coefficients + length * step), length) for length in lengths)
+            promised = LEAST_SHARE * float(slope @ step)
+            found, length = next(
+                ((low, length) for low, length in tried if low <= value - length * promised), (value, 0.0)
+            )
+            gained, value, coefficients = value - found, found, coefficients + length * step
+            if gained < LEAST_GAIN * self.weights.sum():
+                break
+        return coefficients
