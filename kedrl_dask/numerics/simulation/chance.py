@@ -21,7 +21,7 @@ from kedrl_dask.utils.arrays import Features, Indices, Inputs, Mask, Matrix, Vec
 #: them with the event if there are as many.
 RIDGES, TRIAL_INPUTS = 10.0 ** np.arange(0.0, -8.1, -1.0), 5_000
 #: Most Newton steps for one ridge, the gain of mean logarithmic likelihood below which they end, and the
-#: largest logit. A step is halved so many times at most, until it gains this share of what the slope promises.
+#: largest logit. A step is halved so many times at most, until it gains this share of what it promises.
 MOST_STEPS, LEAST_GAIN, LARGEST, MOST_HALVINGS, LEAST_SHARE = 50, 1e-6, 30.0, 12, 1e-4
 #: Ridges that may be worse than the best before no smaller ones are tried.
 PATIENCE = 2
