@@ -1,6 +1,6 @@
 """The stages of a fit, one module each.
 
-``parameters`` → ``settings`` → ``planning`` → ``policy_check`` → ``design`` → ``streaming`` →
-``regression`` → ``conditioning`` → ``problem`` → ``separated`` or ``paired``; ``pipeline`` runs them.
+``settings`` → ``planning`` → ``pilot`` → ``design`` → ``construction`` → ``streaming`` → ``regression`` →
+``conditioning`` → ``problem`` → ``separated`` or ``paired``; ``pipeline`` runs them.
 Imports ``engine``, ``numerics`` and ``utils``.
 """

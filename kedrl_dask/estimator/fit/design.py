@@ -141,8 +141,7 @@ def _input_kernel(sample: Transitions, pilot: Pilot | None, seed: int) -> tuple[
     tuning = tune_on(sample, seed)
     if pilot is None:
         return tuning.kernel, {"input_kernel": tuning.to_dict()}
-    along = Matern(tuning.kernel.nu, tuple(map(tuple, pilot.lengths.tolist())))
-    kernel, trial = choose_relevance(tuning.kernel, along, pilot.inputs, pilot.returns, seed)
+    kernel, trial = choose_relevance(tuning.kernel, pilot.lengths, pilot.inputs, pilot.returns, seed)
     return kernel, {"input_kernel": tuning.to_dict(), "relevance": trial.to_dict()}
 
 

@@ -24,9 +24,9 @@ from kedrl_dask.numerics.policies import LocationScale, Policy
 from kedrl_dask.numerics.simulation.metric_search import fit_smooth
 from kedrl_dask.numerics.simulation.potential import Potential
 from kedrl_dask.numerics.simulation.precision import Precision, precision
-from kedrl_dask.numerics.simulation.relevance import relevant_kernel
+from kedrl_dask.numerics.simulation.relevance import relevant_lengths
 from kedrl_dask.numerics.simulation.simulator import Simulator
-from kedrl_dask.numerics.simulation.smooth_regression import KERNEL, Resampling, sensitivity
+from kedrl_dask.numerics.simulation.smooth_regression import Resampling, sensitivity
 from kedrl_dask.numerics.simulation.transition_model import N_FOLDS, TransitionModel, rewards_until
 from kedrl_dask.utils.arrays import Indices, Inputs, Matrix, Points
 
@@ -160,6 +160,5 @@ def _simulate(settings: Settings, sample: Transitions, policy: Policy, pool: Thr
     )
     compared = rng.choice(size, N_COMPARED, replace=size < N_COMPARED)
     found = precision(models, policy, discount, state[compared], own[compared], len(sample), seed)
-    lengths = np.asarray(relevant_kernel(values.metric, KERNEL.nu).length_scale)
-    matters = sensitivity(values, inputs), lengths
+    matters = sensitivity(values, inputs), relevant_lengths(values.metric)
     return Pilot(potential, inputs, returns - potential(inputs[:, :p]), models[0], found, *matters)

@@ -6,21 +6,20 @@ sees that: there, inputs that persist without consequence count as much as other
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from kedrl_dask.numerics.design.points import choose_points
 from kedrl_dask.numerics.kernels.matern import Matern
 from kedrl_dask.numerics.kernels.nystrom import NystromFeatures
-from kedrl_dask.numerics.kernels.spectral import frequencies, waves
 from kedrl_dask.numerics.regression.cross_validation import (
     BlockSums,
     best_ridge,
     cross_validate_folds,
     gain,
 )
-from kedrl_dask.numerics.regression.input_kernel import median_kernel
+from kedrl_dask.numerics.regression.input_kernel import regression_targets
 from kedrl_dask.numerics.simulation.smooth_regression import Metric
 from kedrl_dask.utils.arrays import Inputs, Matrix, Points, Record, Vector
 
@@ -62,28 +61,24 @@ class RelevanceTrial:
         return asdict(self)
 
 
-def relevant_kernel(metric: Metric, nu: float) -> Matern:
-    """The kernel with the lengths of a metric along its directions."""
+def relevant_lengths(metric: Metric) -> Matrix:
+    """Lengths of a kernel along the directions of a metric, as ``Matern`` takes them; (dim, dim)."""
     vectors, inverse, _ = np.linalg.svd(metric.directions, full_matrices=True)
     lengths = np.full(len(vectors), LONGEST / inverse[0])
-    lengths[: len(inverse)] = np.minimum(1 / np.maximum(inverse, inverse[0] / LONGEST), lengths[0])
-    return _of_matrix(nu, (vectors * lengths).T * metric.scale)
+    lengths[: len(inverse)] = 1 / np.maximum(inverse, inverse[0] / LONGEST)
+    return (vectors * lengths).T * metric.scale
 
 
 def choose_relevance(
-    given: Matern, along: Matern, inputs: Inputs, returns: Points, seed: int
+    given: Matern, lengths: Matrix, inputs: Inputs, returns: Points, seed: int
 ) -> tuple[Matern, RelevanceTrial]:
-    """The kernel, of these two, with which simulated returns (n, d) are predicted from inputs (n, p + q).
+    """The kernel, or that with other lengths, which predicts simulated returns (n, d) from inputs (n, p + q).
 
     What is predicted are waves exp(iWz), whose expectations make up the embedding.
     """
     rng = np.random.default_rng([seed, 41])
     rows = np.sort(rng.permutation(len(inputs))[:N_COMPARED])
-    inputs, returns = inputs[rows], returns[rows]
-    kernel = median_kernel(returns, random_state=seed)
-    targets = waves(returns, frequencies(kernel, returns.shape[1], N_FREQUENCIES, random_state=seed))
-    targets -= targets.mean(axis=0)
-    targets /= np.sqrt(np.einsum("ij,ij->i", targets, targets).mean())
+    inputs, targets = inputs[rows], regression_targets(returns[rows], None, N_FREQUENCIES, seed)
     clustered = inputs[rng.permutation(len(inputs))[:N_CLUSTERED]]
 
     def error(tried: Matern) -> Vector:
@@ -92,20 +87,15 @@ def choose_relevance(
         sums = BlockSums.gather(features, targets, np.arange(len(rows)) % N_FOLDS, N_FOLDS)
         return best_ridge(cross_validate_folds(sums))
 
-    lengths = np.asarray(along.length_scale)
-    kernels = [_of_matrix(along.nu, multiple * lengths) for multiple in MULTIPLES]
+    kernels = [replace(given, length_scale=(multiple * lengths).tolist()) for multiple in MULTIPLES]
     before, parts = error(given), [error(tried) for tried in kernels]
     errors = np.array([part.sum() for part in parts])
     best = int(errors.argmin())
     saved, noise = gain(before, parts[best])
     accepted = saved > max(ESTABLISHED * noise, WORTHWHILE * (1 - float(before.sum())))
-    enough = errors <= errors[best] + NEGLIGIBLE * (1 - errors[best])
-    chosen = int(np.flatnonzero(enough).max())
+    lost = max(NEGLIGIBLE * (1 - float(errors[best])), 0.0)
+    chosen = int(np.flatnonzero(errors <= errors[best] + lost).max())
     trial = RelevanceTrial(
         float(before.sum()), MULTIPLES, tuple(errors.tolist()), MULTIPLES[chosen], saved, noise, accepted
     )
     return kernels[chosen] if accepted else given, trial
-
-
-def _of_matrix(nu: float, lengths: Matrix) -> Matern:
-    return Matern(nu, tuple(map(tuple, lengths.tolist())))
